@@ -1,0 +1,79 @@
+# Every target makes its own surroundings first: python3 (3.11 or later, with venv), git and make are all it takes.
+# .uv/ holds the installer, .venv/ the hash-locked dependencies and this checkout; both are rebuilt when stale.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+UV := .uv/bin/uv
+BIN := .venv/bin
+ARGS ?=
+
+# Never fetch an interpreter: the one on this machine is the one that is tested.
+export UV_PYTHON_DOWNLOADS := never
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo up test check e2e sim soak bench fmt lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
+
+demo: .venv/.ready ## one run from task to verdict, offline, through five real services
+	@$(BIN)/python -m deploy.dev.demo $(ARGS)
+
+up: .venv/.ready ## everything on this machine (ARGS="--port 9000")
+	@$(BIN)/perdure up $(ARGS)
+
+test: check ## check, then the whole test suite
+	$(BIN)/pytest -q $(ARGS)
+
+check: .venv/.ready ## lint, format, import contracts, strict types and the rules of tests/tidy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/basedpyright
+	$(BIN)/pytest -q tests/tidy
+
+e2e: .venv/.ready ## only the tests with five real processes
+	$(BIN)/pytest -q tests/e2e $(ARGS)
+
+sim: .venv/.ready ## the simulator: many seeds of faults (ARGS="--seeds 100")
+	$(BIN)/python -m tests.sim $(ARGS)
+
+soak: .venv/.ready ## a long run under faults
+	$(BIN)/python -m tests.soak $(ARGS)
+
+bench: .venv/.ready ## what Perdure costs against the raw bus
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+fmt: .venv/.ready ## format, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: .uv/$(UV_VERSION) ## resolve pyproject.toml anew into requirements.lock
+	@printf '%s\n' \
+	  '# All dependencies of perdure[all,dev] for every platform, with hashes and without index addresses.' \
+	  '# Made by "make lock" from pyproject.toml; do not edit.' > requirements.lock.new
+	@$(UV) pip compile --quiet pyproject.toml --extra all --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate >> requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean: ## remove what this Makefile made, and the caches; keeps .perdure
+	@rm -rf .venv .uv .pytest_cache .ruff_cache .hypothesis .grimp_cache .import_linter_cache bench-results build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.uv/$(UV_VERSION):
+	@command -v $(PYTHON) >/dev/null || { echo 'set-up: no $(PYTHON) found; Perdure needs Python 3.11 or later: apt-get install python3 python3-venv' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "set-up: $$($(PYTHON) --version 2>&1) is too old; Perdure needs Python 3.11 or later: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo 'set-up: $(PYTHON) cannot make virtual environments: apt-get install python3-venv' >&2; exit 1; }
+	@echo 'set-up 1/3: uv $(UV_VERSION) into .uv'
+	@rm -rf .uv && $(PYTHON) -m venv .uv
+	@.uv/bin/pip install -qq --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $@
+
+.venv/.ready: .uv/$(UV_VERSION) requirements.lock pyproject.toml
+	@echo 'set-up 2/3: locked dependencies into .venv (about 500 MB, once)'
+	@test -x .venv/bin/python || $(UV) venv --quiet --clear --python .uv/bin/python .venv
+	@$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
+	@echo 'set-up 3/3: this checkout into .venv'
+	@$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,1 @@
+"""The test suite, from pure units to five real processes."""

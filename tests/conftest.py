@@ -1,0 +1,18 @@
+"""What every test shares: the event loop that the services run on, and property tests without a stopwatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("perdure", deadline=None)
+settings.load_profile("perdure")
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Run async tests and fixtures on asyncio with uvloop, as the services do; wide enough for shared servers."""
+    return "asyncio", {"use_uvloop": True}

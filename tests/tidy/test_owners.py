@@ -1,0 +1,199 @@
+"""Environment, time, chance, vendors and wide nets each have one owner; what is pure stays pure, also through others."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.tidy.source import Module, expect_none, import_graph, modules, parse
+
+ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"}
+# Launchers and tests hand an environment on to the processes they start; they do not configure themselves by it.
+ENVIRONMENT_OWNERS = ("libs/chassis/settings.py", "deploy/", "tests/")
+
+TIME_AND_CHANCE = {
+    "datetime.date.today",
+    "datetime.datetime.now",
+    "datetime.datetime.today",
+    "datetime.datetime.utcnow",
+    "os.urandom",
+    "random.SystemRandom",
+    "random.choice",
+    "random.randint",
+    "random.random",
+    "random.shuffle",
+    "random.uniform",
+    "secrets.choice",
+    "secrets.token_bytes",
+    "secrets.token_hex",
+    "secrets.token_urlsafe",
+    "time.monotonic",
+    "time.monotonic_ns",
+    "time.perf_counter",
+    "time.perf_counter_ns",
+    "time.time",
+    "time.time_ns",
+    "uuid.uuid1",
+    "uuid.uuid4",
+    "uuid.uuid7",
+}
+# The launcher makes up credentials, and a bench is about time; both are the outermost edge.
+TIME_AND_CHANCE_OWNERS = ("libs/chassis/clock.py", "libs/contracts/ids.py", "deploy/", "tests/bench/")
+
+VENDORS = {
+    "asyncpg": "libs.projection",
+    "httpx2": "services.executor.model",
+    "meilisearch": "services.toolhost.knowledge",
+    "nats": "libs.bus",
+    "openai": "services.executor.model",
+    "qdrant_client": "services.toolhost.knowledge",
+}
+
+PURE = (
+    "libs.contracts",
+    "libs.policy",
+    "services.executor.budget",
+    "services.executor.context",
+    "services.executor.decide",
+    "services.executor.history",
+    "services.executor.turn",
+    "services.scheduler.admission",
+    "services.scheduler.projects",
+    "services.scheduler.retry",
+    "services.verifier.verdict",
+)
+IMPURE = (
+    "anyio",
+    "asyncio",
+    "httpx",
+    "libs.bus",
+    "libs.chassis",
+    "libs.projection",
+    "nats",
+    "openai",
+    "socket",
+    "sqlite3",
+    "subprocess",
+    "threading",
+)
+
+WIDE_NETS_MAX = 2
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    expect_none(
+        (found for module in modules() for found in foreign_uses(module, ENVIRONMENT, ENVIRONMENT_OWNERS)),
+        "Only libs/chassis/settings.py reads the environment; take a settings object as an argument.",
+    )
+
+
+def test_only_the_clock_and_the_ids_know_time_and_chance() -> None:
+    expect_none(
+        (
+            found
+            for module in modules()
+            for found in foreign_uses(module, TIME_AND_CHANCE, TIME_AND_CHANCE_OWNERS)
+        ),
+        "Time, randomness and ids are arguments, a Clock or a random.Random with a seed.",
+    )
+
+
+def test_an_alias_does_not_hide_a_forbidden_name() -> None:
+    module = parse("import os as o\nfrom time import time as t\no.environ['A'] = str(t())\n")
+    assert len(list(foreign_uses(module, ENVIRONMENT | TIME_AND_CHANCE, ()))) == 2
+
+
+def test_every_vendor_has_one_owner() -> None:
+    graph = import_graph()
+    expect_none(
+        (
+            f"{importer} imports {vendor}, which belongs to {owner}"
+            for vendor, owner in VENDORS.items()
+            if vendor in graph.modules
+            for importer in graph.find_modules_that_directly_import(vendor)
+            if not f"{importer}.".startswith(f"{owner}.")
+        ),
+        "A vendor's types and exceptions stop at the file of its owner.",
+    )
+
+
+def test_pure_modules_reach_nothing_impure() -> None:
+    graph = import_graph()
+    expect_none(
+        (
+            " > ".join(chain)
+            for pure in PURE
+            for impure in IMPURE
+            if {pure, impure} <= graph.modules
+            for chain in graph.find_shortest_chains(pure, impure, as_packages=True)
+        ),
+        "A pure module reaches no I/O, bus or event loop, not even through what it imports.",
+    )
+
+
+def test_contracts_have_no_any() -> None:
+    expect_none(
+        (
+            module.at(line, "Any")
+            for module in modules("libs/contracts")
+            for name, line in module.uses()
+            if name == "typing.Any"
+        ),
+        "A contract says what a value is; use msgspec.Raw, object or a union.",
+    )
+
+
+def test_wide_nets_hang_in_two_files_at_most() -> None:
+    nets = {module.path: lines for module in modules() if (lines := list(wide_nets(module)))}
+    places = [f"{path}:{line}: catches everything" for path, lines in nets.items() for line in lines]
+    expect_none(
+        places if len(nets) > WIDE_NETS_MAX else (),
+        f"`except Exception` stands in at most {WIDE_NETS_MAX} files; catch what you can name.",
+    )
+
+
+def test_every_shape_of_a_wide_net_is_found() -> None:
+    module = parse(
+        "import contextlib\n"
+        "try: ...\nexcept (OSError, Exception): ...\n"
+        "try: ...\nexcept BaseException: ...\n"
+        "try: ...\nexcept: ...\n"
+        "with contextlib.suppress(Exception): ...\n"
+        "try: ...\nexcept OSError: ...\n"
+    )
+    assert list(wide_nets(module)) == [3, 5, 7, 8]
+
+
+def test_no_import_exists_only_for_the_type_checker() -> None:
+    expect_none(
+        (
+            module.at(line, name)
+            for module in modules()
+            for name, line in module.uses()
+            if name in {"typing.TYPE_CHECKING", "typing_extensions.TYPE_CHECKING"}
+        ),
+        "A needed thing moves down a layer; TYPE_CHECKING hides a cycle.",
+    )
+
+
+def foreign_uses(module: Module, names: set[str], owners: tuple[str, ...]) -> Iterator[str]:
+    if not module.path.startswith(owners):
+        yield from (module.at(line, name) for name, line in module.uses() if name in names)
+
+
+def wide_nets(module: Module) -> Iterator[int]:
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.ExceptHandler(type=None):
+                yield node.lineno
+            case ast.ExceptHandler(type=ast.expr() as caught) if catches_all(caught):
+                yield node.lineno
+            case ast.Call(func=func, args=args) if module.dotted(func) == "contextlib.suppress":
+                yield from (node.lineno for arg in args if catches_all(arg))
+            case _:
+                pass
+
+
+def catches_all(caught: ast.expr) -> bool:
+    named = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(isinstance(name, ast.Name) and name.id in {"Exception", "BaseException"} for name in named)
