@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.fakes.bus import bus, nats_node
+
+__all__ = ["anyio_backend", "bus", "nats_node"]
+
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("perdure", deadline=None)
 settings.load_profile("perdure")
