@@ -1,0 +1,103 @@
+"""Checks: what a task wants proved, and what each proof leaves behind (contract, section 7).
+
+Invariant: PASSED needs at least one applicable check and all of them green; nothing applicable is UNVERIFIED.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+# How long a check may run when it does not say, and the longest it may ask for: a test suite, not a build farm.
+CHECK_TIMEOUT_S = 600.0
+CHECK_TIMEOUT_S_MAX = 3600.0
+
+
+class CommandCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="command"):
+    """An argv that must exit as expected, in a clean checkout of the workspace."""
+
+    argv: list[str]
+    timeout_s: float = CHECK_TIMEOUT_S
+    expect_exit: int = 0
+    expect_output: str | None = None
+
+
+class TestsCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="tests"):
+    """The configured test command of the task, project or deployment."""
+
+    timeout_s: float = CHECK_TIMEOUT_S
+
+
+class FileCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="file"):
+    """A file that must (not) exist, whose text must match `contains` (regex), whose sha256 must be the given one."""
+
+    path: str
+    exists: bool = True
+    contains: str | None = None
+    sha256: str | None = None
+
+
+class DiffCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="diff"):
+    """Globs that the change since the run began must touch, and globs that it must not."""
+
+    must_touch: list[str] = []
+    must_not_touch: list[str] = []
+
+
+Check = CommandCheck | TestsCheck | FileCheck | DiffCheck
+
+
+class Verdict(StrEnum):
+    """The outcome of a verification, terminal for the run unless FAILED leaves rounds."""
+
+    PASSED = "PASSED"
+    FAILED = "FAILED"
+    UNVERIFIED = "UNVERIFIED"
+
+
+class CheckStatus(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not_applicable"
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One check with its evidence: what ran (`subject`), exit code, output tail, digests, duration."""
+
+    kind: str
+    subject: str
+    status: CheckStatus
+    reason: str = ""
+    exit_code: int | None = None
+    output_tail: str = ""
+    digests: dict[str, str] = {}
+    duration_ms: int = 0
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict of a round, and all of its evidence."""
+
+    status: Verdict
+    round: int
+    checks: list[CheckResult] = []
+    commit: str | None = None
+
+    @property
+    def evidence(self) -> list[str]:
+        """One line a check, for people; the whole evidence stands in `checks`."""
+        return [f"{check.kind} {check.subject}: {check.status}".strip() for check in self.checks]
+
+
+class VerifyArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verifier is told: the claim (`answer`), what to prove, and where (`host` holds the workspace).
+
+    `baseline` is the commit that the run began from; `written` are paths that the run's own tools reported as changed;
+    `last`: the next round is the last one, and the model is told.
+    """
+
+    round: int
+    checks: list[Check]
+    answer: str
+    host: str
+    baseline: str | None
+    written: list[str]
+    last: bool = False

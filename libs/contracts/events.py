@@ -1,0 +1,390 @@
+"""Every event of a run, frozen, in the past tense (contract, section 4).
+
+Invariant: an event says what became true and carries all that the fold needs; nothing else may be consulted to
+understand a log. Adding a field with a default is the only change a released event may see (`schema.lock.json`).
+"""
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from libs.contracts.checks import Check, CheckResult, Verdict, Verification
+from libs.contracts.tasks import Limits, Parent, TaskSpec
+from libs.contracts.tools import Semantics
+from libs.contracts.values import ModelToolCall, RunError, Usage
+
+
+class EventBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What all events share. `type` is the public name; `life` marks those that change who must act next."""
+
+    type: ClassVar[str]
+    life: ClassVar[bool] = False
+
+
+# --- The run's own life -----------------------------------------------------------------------------------------
+
+
+class RunCreated(EventBody, frozen=True, kw_only=True):
+    type = "run.created"
+    life = True
+    tenant: str
+    task_id: str
+    task: TaskSpec
+    limits: Limits
+    workspace: str
+    body_hash: str
+    parent: Parent | None = None
+    source: str = "api"
+
+
+class RunStartRequested(EventBody, frozen=True, kw_only=True):
+    type = "run.start_requested"
+    life = True
+    by: str
+
+
+class RunClaimed(EventBody, frozen=True, kw_only=True):
+    type = "run.claimed"
+    life = True
+    owner: str
+    boot: str
+    epoch: int
+    attempt: int
+
+
+class RunReleased(EventBody, frozen=True, kw_only=True):
+    """The owner let go. `waiting_for` says what a suspended run waits for."""
+
+    type = "run.released"
+    life = True
+    reason: Literal["suspended", "shutdown", "failure"]
+    waiting_for: Literal["input", "child", "reconciliation", "resume"] | None = None
+    retry_at: str | None = None
+    message: str | None = None
+
+
+class RunCancelRequested(EventBody, frozen=True, kw_only=True):
+    type = "run.cancel_requested"
+    life = True
+    by: str
+
+
+class RunPauseRequested(EventBody, frozen=True, kw_only=True):
+    type = "run.pause_requested"
+    life = True
+    by: str
+
+
+class RunResumeRequested(EventBody, frozen=True, kw_only=True):
+    type = "run.resume_requested"
+    life = True
+    by: str
+
+
+class RunForked(EventBody, frozen=True, kw_only=True):
+    type = "run.forked"
+    life = True
+    source_run_id: str
+    sequence: int
+    goal: str | None = None
+    workspace_sequence: int | None = None
+
+
+class RunImported(EventBody, frozen=True, kw_only=True):
+    type = "run.imported"
+    life = True
+    source_run_id: str
+    sequence: int
+
+
+class RunDeleted(EventBody, frozen=True, kw_only=True):
+    """The tombstone: never shown, its hash lets a reused key answer 410."""
+
+    type = "run.deleted"
+    life = True
+    body_hash: str
+    by: str
+
+
+class RunCompleted(EventBody, frozen=True, kw_only=True):
+    type = "run.completed"
+    life = True
+    answer: str
+    verification: Verification
+    usage: Usage
+    evidence: list[str] = []
+
+
+class RunFailed(EventBody, frozen=True, kw_only=True):
+    type = "run.failed"
+    life = True
+    error: RunError
+    usage: Usage
+    verification: Verification | None = None
+    answer: str | None = None
+    evidence: list[str] = []
+
+
+class RunCancelled(EventBody, frozen=True, kw_only=True):
+    type = "run.cancelled"
+    life = True
+    by: str
+    usage: Usage
+
+
+# --- The model --------------------------------------------------------------------------------------------------
+
+
+class ModelRequested(EventBody, frozen=True, kw_only=True):
+    type = "model.requested"
+
+    iteration: int
+    model: str
+    message_count: int
+    estimated_tokens: int
+
+
+class ModelCompleted(EventBody, frozen=True, kw_only=True):
+    type = "model.completed"
+
+    iteration: int
+    content: str
+    tool_calls: list[ModelToolCall]
+    finish_reason: str
+    usage: Usage
+    latency_ms: int
+    reasoning: str = ""
+    model: str = ""
+    attempt: int = 1
+
+
+class ModelFailed(EventBody, frozen=True, kw_only=True):
+    """A model call gave nothing usable; unless `final`, its client tries again at `retry_at`."""
+
+    type = "model.failed"
+
+    iteration: int
+    error_code: str
+    message: str
+    attempt: int
+    retry_at: str | None = None
+    usage: Usage = Usage()
+    final: bool = True
+
+
+class ContextCompacted(EventBody, frozen=True, kw_only=True):
+    """Older turns left the context: the first `dropped` items of the transcript, `summary` in their place."""
+
+    type = "context.compacted"
+
+    strategy: str
+    tokens_before: int
+    tokens_after: int
+    dropped: int
+    summary: str | None = None
+
+
+# --- Tools ------------------------------------------------------------------------------------------------------
+
+
+class ToolRequested(EventBody, frozen=True, kw_only=True):
+    type = "tool.requested"
+
+    call_id: str
+    name: str
+    arguments: dict[str, object]
+    semantics: Semantics
+    idempotency_key: str
+    attempt: int = 1
+    approval_sequence: int | None = None
+    approval_hash: str | None = None
+
+
+class ToolCompleted(EventBody, frozen=True, kw_only=True):
+    type = "tool.completed"
+
+    call_id: str
+    ok: bool
+    output: str
+    duration_ms: int
+    metadata: dict[str, object] = {}
+
+
+class ToolUncertain(EventBody, frozen=True, kw_only=True):
+    """The outcome of a call is unknown; `attempt` is the one that nobody can account for."""
+
+    type = "tool.uncertain"
+
+    call_id: str
+    attempt: int
+    reason: str
+    host: str = ""
+    boot: str = ""
+    last_seen: str | None = None
+
+
+class WorkspaceAttached(EventBody, frozen=True, kw_only=True):
+    """Which host holds the workspace: in its own log, then in the run's. `baseline`: commit at the run's first attach."""
+
+    type = "workspace.attached"
+
+    workspace_id: str
+    host: str
+    replica: str
+    snapshot: str | None = None
+    baseline: str | None = None
+    changed: list[str] = []
+
+
+class WorkspaceSnapshotted(EventBody, frozen=True, kw_only=True):
+    type = "workspace.snapshotted"
+
+    commit: str
+    changed: int
+
+
+# --- People and other runs --------------------------------------------------------------------------------------
+
+
+class InputRequested(EventBody, frozen=True, kw_only=True):
+    type = "input.requested"
+    life = True
+    question_id: str
+    kind: Literal["question", "approval"]
+    question: str
+    call_id: str
+    options: list[str] = []
+    tool: str | None = None
+    arguments: dict[str, object] | None = None
+    approval_hash: str | None = None
+
+
+class InputReceived(EventBody, frozen=True, kw_only=True):
+    type = "input.received"
+    life = True
+    question_id: str
+    kind: Literal["question", "approval"]
+    answer: str
+    by: str
+    decision: Literal["approve", "reject"] | None = None
+    approval_hash: str | None = None
+    # The client's own Idempotency-Key and body, hashed: its retry finds them here and gets the first answer again.
+    client_request: str | None = None
+
+
+class MessageReceived(EventBody, frozen=True, kw_only=True):
+    """A steering message, or a note of the runtime to the model (`by="runtime"`)."""
+
+    type = "message.received"
+
+    text: str
+    by: str
+    client_request: str | None = None
+
+
+class ReconciliationRequired(EventBody, frozen=True, kw_only=True):
+    type = "reconciliation.required"
+    life = True
+    call_id: str
+    name: str
+    arguments: dict[str, object]
+    attempt: int
+    host: str
+    boot: str
+    last_seen: str | None = None
+
+
+class ReconciliationResolved(EventBody, frozen=True, kw_only=True):
+    type = "reconciliation.resolved"
+    life = True
+    call_id: str
+    decision: Literal["accept", "retry", "fail"]
+    by: str
+    observation: str | None = None
+    client_request: str | None = None
+
+
+class ChildFinished(EventBody, frozen=True, kw_only=True):
+    type = "child.finished"
+    life = True
+    call_id: str
+    child_run_id: str
+    status: str
+    answer: str
+    usage: Usage = Usage()
+
+
+# --- Verification and learning ----------------------------------------------------------------------------------
+
+
+class VerificationRequested(EventBody, frozen=True, kw_only=True):
+    """The intent of a verification call; a dead verifier's round is requested again with attempt + 1."""
+
+    type = "verification.requested"
+    life = True
+    round: int
+    checks: list[Check]
+    idempotency_key: str
+    attempt: int = 1
+
+
+class VerificationCompleted(EventBody, frozen=True, kw_only=True):
+    type = "verification.completed"
+    life = True
+    round: int
+    status: Verdict
+    checks: list[CheckResult]
+    commit: str | None = None
+    feedback: str = ""
+
+
+class LessonProposed(EventBody, frozen=True, kw_only=True):
+    type = "lesson.proposed"
+
+    lesson_id: str
+    text: str
+
+
+LogEvent = (
+    RunCreated
+    | RunStartRequested
+    | RunClaimed
+    | RunReleased
+    | RunCancelRequested
+    | RunPauseRequested
+    | RunResumeRequested
+    | RunForked
+    | RunImported
+    | RunDeleted
+    | RunCompleted
+    | RunFailed
+    | RunCancelled
+    | ModelRequested
+    | ModelCompleted
+    | ModelFailed
+    | ContextCompacted
+    | ToolRequested
+    | ToolCompleted
+    | ToolUncertain
+    | WorkspaceAttached
+    | WorkspaceSnapshotted
+    | InputRequested
+    | InputReceived
+    | MessageReceived
+    | ReconciliationRequired
+    | ReconciliationResolved
+    | ChildFinished
+    | VerificationRequested
+    | VerificationCompleted
+    | LessonProposed
+)
+
+
+class ModelDelta(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="model.delta"):
+    """Text of a model as it streams: on the live subject only. A higher `attempt` replaces what a lower one showed."""
+
+    run_id: str
+    iteration: int
+    attempt: int
+    content: str = ""
+    reasoning: str = ""

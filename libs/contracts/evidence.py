@@ -1,0 +1,82 @@
+"""What a verifier asks the workspace's host, and what the host answers: facts, never judgements.
+
+Invariant: every fact is about one commit, the snapshot made for the round and attempt; the working folder may go on.
+"""
+
+from typing import Literal
+
+import msgspec
+
+# Files that one question may be about: an answer that names more is a listing, not a claim.
+FILES_MAX = 200
+
+
+class SnapshotQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """Record the workspace now. `protected` are globs of paths whose folders are wanted as they were at the baseline."""
+
+    baseline: str | None
+    protected: list[str] = []
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One path in which the snapshot differs from the baseline."""
+
+    path: str
+    kind: Literal["added", "modified", "deleted"]
+
+
+class SnapshotAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`unkept` names folders that no snapshot holds; `protected_folders` held protected files at the baseline."""
+
+    commit: str
+    baseline: str | None
+    changed: list[Change]
+    tests_command: list[str]
+    protected_folders: list[str]
+    unkept: list[str]
+
+
+class CommandQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """Run `argv` (null: the configured tests) in a fresh checkout of the commit."""
+
+    commit: str
+    argv: list[str] | None
+    timeout_s: float
+    expect_output: str | None = None
+
+
+class CommandAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`argv` is what ran (empty: no tests are configured), `problem` why it could not be run or matched."""
+
+    argv: list[str]
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    matched: bool | None = None
+    problem: str = ""
+    duration_ms: int = 0
+
+
+class FileQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    contains: str | None = None
+
+
+class FilesQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    commit: str
+    baseline: str | None
+    files: list[FileQuestion]
+
+
+class FileAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests (sha256) at the baseline and in the commit, null where there is no such file."""
+
+    path: str
+    before: str | None
+    after: str | None
+    matched: bool | None = None
+    problem: str = ""
+
+
+class FilesAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    files: list[FileAnswer]

@@ -1,0 +1,200 @@
+"""The fold of the work of a run: model turns, tool calls, the workspace, verification. `evolve.py` dispatches here.
+
+Invariant: as in `evolve.py`; each function gives the state after its event and looks at nothing else.
+"""
+
+from typing import cast
+
+import msgspec
+
+from libs.contracts import events as e
+from libs.contracts.checks import Verification
+from libs.contracts.envelope import Event
+from libs.contracts.ids import child_run_id
+from libs.contracts.run import (
+    Attachment,
+    CallState,
+    ModelFailure,
+    PendingVerification,
+    RunState,
+    RunStatus,
+    Uncertainty,
+)
+from libs.contracts.transcript import AssistantItem, ToolItem, UserItem
+from libs.contracts.values import Todo
+
+_replace = msgspec.structs.replace
+
+
+# --- The model --------------------------------------------------------------------------------------------------
+
+
+def model_requested(state: RunState, event: Event) -> RunState:
+    body = cast(e.ModelRequested, event.body)
+    return _replace(
+        state,
+        status=RunStatus.RUNNING,
+        iteration=body.iteration,
+        model_pending=True,
+        transcript=state.transcript + state.inbox,
+        inbox=(),
+        verification_pending=None,
+    )
+
+
+def model_completed(state: RunState, event: Event) -> RunState:
+    body = cast(e.ModelCompleted, event.body)
+    turn = AssistantItem(
+        iteration=body.iteration,
+        content=body.content,
+        calls=body.tool_calls,
+        finish_reason=body.finish_reason,
+        reasoning=body.reasoning,
+    )
+    return _replace(
+        state,
+        model_pending=False,
+        model_failures=0,
+        model_failure=None,
+        claims_without_progress=0,
+        transcript=(*state.transcript, turn),
+        calls=(),
+        answered=frozenset(),
+        usage=state.usage.plus(body.usage),
+    )
+
+
+def model_failed(state: RunState, event: Event) -> RunState:
+    body = cast(e.ModelFailed, event.body)
+    if not body.final:
+        return state
+    failure = ModelFailure(error_code=body.error_code, message=body.message, retry_at=body.retry_at)
+    return _replace(
+        state,
+        model_failures=state.model_failures + 1,
+        model_failure=failure,
+        usage=state.usage.plus(body.usage),
+    )
+
+
+def compacted(state: RunState, event: Event) -> RunState:
+    body = cast(e.ContextCompacted, event.body)
+    return _replace(state, compacted=body.dropped, summary=body.summary, model_failure=None)
+
+
+# --- Tools ------------------------------------------------------------------------------------------------------
+
+
+def tool_requested(state: RunState, event: Event) -> RunState:
+    body = cast(e.ToolRequested, event.body)
+    call = CallState(
+        call_id=body.call_id,
+        name=body.name,
+        arguments=body.arguments,
+        semantics=body.semantics,
+        idempotency_key=body.idempotency_key,
+        attempt=body.attempt,
+        approval_sequence=body.approval_sequence,
+        approval_hash=body.approval_hash,
+    )
+    others = tuple(known for known in state.calls if known.call_id != body.call_id)
+    children = state.children
+    if body.name == "delegate":
+        children = {**children, body.call_id: child_run_id(state.run_id, body.call_id)}
+    reconciled = state.reconciled
+    if reconciled is not None and reconciled.call_id == body.call_id:
+        reconciled = None
+    return _replace(state, calls=(*others, call), children=children, reconciled=reconciled)
+
+
+def tool_completed(state: RunState, event: Event) -> RunState:
+    body = cast(e.ToolCompleted, event.body)
+    turn = state.last_turn
+    named = next((call.name for call in turn.calls if call.call_id == body.call_id), "") if turn else ""
+    item = ToolItem(call_id=body.call_id, name=named, ok=body.ok, output=body.output)
+    todos, files = state.todos, state.files
+    if named == "write_todos" and body.ok and (call := state.call(body.call_id)) is not None:
+        todos = tuple(msgspec.convert(call.arguments.get("todos", []), list[Todo]))
+    path, digest = body.metadata.get("path"), body.metadata.get("sha256")
+    if body.ok and isinstance(path, str) and isinstance(digest, str):
+        files = {**files, path: digest}
+    reconciled = state.reconciled
+    if reconciled is not None and reconciled.call_id == body.call_id:
+        reconciled = None
+    return _replace(
+        state,
+        claims_without_progress=0,
+        transcript=(*state.transcript, item),
+        calls=tuple(call for call in state.calls if call.call_id != body.call_id),
+        answered=state.answered | {body.call_id},
+        todos=todos,
+        files=files,
+        reconciled=reconciled,
+    )
+
+
+def tool_uncertain(state: RunState, event: Event) -> RunState:
+    body = cast(e.ToolUncertain, event.body)
+    uncertain = Uncertainty(host=body.host, boot=body.boot, last_seen=body.last_seen)
+    return _replace(
+        state,
+        calls=tuple(
+            _replace(call, uncertain=uncertain) if call.call_id == body.call_id else call
+            for call in state.calls
+        ),
+    )
+
+
+def workspace_attached(state: RunState, event: Event) -> RunState:
+    body = cast(e.WorkspaceAttached, event.body)
+    baseline = state.attachment.baseline if state.attachment is not None else body.baseline
+    attachment = Attachment(
+        workspace_id=body.workspace_id,
+        host=body.host,
+        replica=body.replica,
+        snapshot=body.snapshot,
+        baseline=baseline or body.baseline,
+    )
+    inbox = state.inbox
+    if body.changed:
+        listed = ", ".join(body.changed)
+        note = f"SYSTEM NOTE: these files changed since you last saw them, read them again: {listed}"
+        inbox = (*inbox, UserItem(text=note, origin="runtime"))
+    files = {path: digest for path, digest in state.files.items() if path not in body.changed}
+    return _replace(state, attachment=attachment, inbox=inbox, files=files)
+
+
+def unchanged(state: RunState, _: Event) -> RunState:
+    return state
+
+
+# --- Verification -----------------------------------------------------------------------------------------------
+
+
+def verification_requested(state: RunState, event: Event) -> RunState:
+    body = cast(e.VerificationRequested, event.body)
+    pending = PendingVerification(
+        round=body.round, attempt=body.attempt, checks=body.checks, idempotency_key=body.idempotency_key
+    )
+    return _replace(
+        state,
+        status=RunStatus.VERIFYING,
+        verification_pending=pending,
+        verification_rounds=max(state.verification_rounds, body.round),
+    )
+
+
+def verification_completed(state: RunState, event: Event) -> RunState:
+    body = cast(e.VerificationCompleted, event.body)
+    verdict = Verification(status=body.status, round=body.round, checks=body.checks, commit=body.commit)
+    transcript = state.transcript
+    if body.feedback:
+        transcript = (*transcript, UserItem(text=body.feedback, origin="verification"))
+    return _replace(
+        state,
+        status=RunStatus.RUNNING,
+        claims_without_progress=0,
+        verification_pending=None,
+        verification=verdict,
+        transcript=transcript,
+    )

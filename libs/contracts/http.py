@@ -1,0 +1,366 @@
+"""What the HTTP API takes: request bodies and headers, with their bounds; `views.py` holds what it gives.
+
+Invariant: a body that passed `parse_body` is valid all the way down (unknown fields, lengths, regular expressions,
+numbers), so nothing behind the edge checks it again; every problem is named by its field.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from libs.contracts.checks import CHECK_TIMEOUT_S, CHECK_TIMEOUT_S_MAX
+from libs.contracts.errors import ValidationFailed
+from libs.contracts.subjects import Priority
+from libs.contracts.tasks import ContextStrategy, TaskSpec
+
+# The contract's bound of a request: read before it is parsed, so nobody fills the memory with one body.
+BODY_BYTES_MAX = 1024 * 1024
+# A task travels in its run's first record, and a record holds 512 KiB with its headers and escapes.
+TASK_BYTES_MAX = 384 * 1024
+# A goal is a brief, not a corpus: files belong into the workspace. The answer and a message are of its size.
+TEXT_CHARS_MAX = 100_000
+# Names: long enough for a path of a repository or a ticket's title, short enough for a line of a list.
+NAME_CHARS_MAX = 512
+# Metadata is for labels that lists show and filters name.
+METADATA_ENTRIES_MAX = 64
+METADATA_KEY_CHARS_MAX = 128
+METADATA_VALUE_CHARS_MAX = 4096
+CHECKS_MAX = 64
+ARGUMENTS_MAX = 256
+ARGUMENT_CHARS_MAX = 32_768
+GLOBS_MAX = 256
+TOOLS_MAX = 256
+# Patterns are matched against output that a model wrote; a short one is readable and quick to compile.
+PATTERN_CHARS_MAX = 1000
+IDEMPOTENCY_KEY_CHARS_MAX = 255
+
+SUPPORTED_CHECKS = ("command", "tests", "file", "diff")
+
+# How the validator tells of an empty text; of a list or an object it speaks by that name.
+_EMPTY_TEXT = ("String should have at least 1 ", "Value should have at least 1 ")
+_BLANK = "is blank; say what is meant"
+_HEX_DIGEST = r"^[0-9a-f]{64}$"
+
+
+def _storable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("contains the character U+0000, which cannot be stored everywhere; leave it out")
+    return text
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError(_BLANK)
+    return text
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"is not a regular expression of Python: {error}") from error
+    return pattern
+
+
+def _inside(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError("must be a path inside the workspace: relative and without '..'")
+    return path
+
+
+Text = Annotated[str, AfterValidator(_storable)]
+Brief = Annotated[Text, Field(min_length=1, max_length=TEXT_CHARS_MAX), AfterValidator(_not_blank)]
+Name = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(_not_blank)]
+Pattern = Annotated[Text, Field(min_length=1, max_length=PATTERN_CHARS_MAX), AfterValidator(_compiles)]
+Glob = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(_inside)]
+Argument = Annotated[Text, Field(max_length=ARGUMENT_CHARS_MAX)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+CheckSeconds = Annotated[float, Field(gt=0, le=CHECK_TIMEOUT_S_MAX, allow_inf_nan=False)]
+# Counts and sizes: positive, and within what JSON readers of other languages hold exactly.
+Count = Annotated[int, Field(ge=1, le=2**53)]
+
+
+class Request(BaseModel):
+    """A body: exact types, no unknown fields, no echo of what was sent in an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class Nothing(Request):
+    """The body of a command that takes none; `{}` and no body at all are the same."""
+
+
+class CommandCheckIn(Request):
+    """An argv that must exit as expected, run in a clean checkout of the workspace."""
+
+    kind: Literal["command"]
+    argv: Annotated[list[Argument], Field(min_length=1, max_length=ARGUMENTS_MAX)]
+    timeout_s: CheckSeconds = CHECK_TIMEOUT_S
+    expect_exit: Annotated[int, Field(ge=0, le=255)] = 0
+    expect_output: Pattern | None = None
+
+    @model_validator(mode="after")
+    def _names_a_program(self) -> "CommandCheckIn":
+        if not self.argv[0].strip():
+            raise ValueError("argv.0: must name a program")
+        return self
+
+
+class TestsCheckIn(Request):
+    """The configured test command."""
+
+    kind: Literal["tests"]
+    timeout_s: CheckSeconds = CHECK_TIMEOUT_S
+
+
+class FileCheckIn(Request):
+    """A file that must (not) exist, contain a pattern, or have a digest."""
+
+    kind: Literal["file"]
+    path: Annotated[Text, Field(min_length=1, max_length=4096), AfterValidator(_inside)]
+    exists: bool = True
+    contains: Pattern | None = None
+    sha256: Annotated[str, Field(pattern=_HEX_DIGEST)] | None = None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "FileCheckIn":
+        if not self.exists and (self.contains is not None or self.sha256 is not None):
+            raise ValueError("a file that must not exist has neither 'contains' nor 'sha256'")
+        return self
+
+
+class DiffCheckIn(Request):
+    """Globs that the change since the run began must touch, and globs that it must not."""
+
+    kind: Literal["diff"]
+    must_touch: Annotated[list[Glob], Field(max_length=GLOBS_MAX)] = []
+    must_not_touch: Annotated[list[Glob], Field(max_length=GLOBS_MAX)] = []
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "DiffCheckIn":
+        if not self.must_touch and not self.must_not_touch:
+            raise ValueError("name at least one glob in 'must_touch' or 'must_not_touch'")
+        return self
+
+
+CheckIn = Annotated[CommandCheckIn | TestsCheckIn | FileCheckIn | DiffCheckIn, Field(discriminator="kind")]
+
+
+class LimitsIn(Request):
+    """Limits of one task; each may lower the deployment's and not raise it."""
+
+    max_iterations: Count | None = None
+    max_total_tokens: Count | None = None
+    max_cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    timeout_s: Seconds | None = None
+    tool_timeout_s: Seconds | None = None
+    max_tool_output_chars: Count | None = None
+    max_event_payload_chars: Count | None = None
+    context_tokens: Count | None = None
+    max_verification_rounds: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    max_depth: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    context_strategy: ContextStrategy | None = None
+    input_timeout_s: Seconds | None = None
+
+
+class TaskCreate(Request):
+    """The body of `POST /api/tasks`, and of a task published on the bus."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "goal": "Make the failing test pass.",
+                    "workspace": "shop",
+                    "auto_start": True,
+                    "acceptance": [{"kind": "tests"}],
+                }
+            ]
+        }
+    )
+
+    goal: Brief
+    auto_start: bool = False
+    workspace: Name | None = None
+    acceptance: Annotated[list[CheckIn], Field(max_length=CHECKS_MAX)] = []
+    limits: LimitsIn | None = None
+    model: Name | None = None
+    tools: Annotated[list[Name], Field(max_length=TOOLS_MAX)] | None = None
+    priority: Priority = "normal"
+    metadata: Annotated[
+        dict[
+            Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_CHARS_MAX)],
+            Annotated[Text, Field(max_length=METADATA_VALUE_CHARS_MAX)],
+        ],
+        Field(max_length=METADATA_ENTRIES_MAX),
+    ] = {}
+    instructions: Annotated[Text, Field(max_length=TEXT_CHARS_MAX)] | None = None
+    unattended: Annotated[
+        bool,
+        Field(
+            description="Nobody can be asked: a question of the model is answered with 'decide by yourself', a call that "
+            "needs an approval is rejected. A call whose outcome is unknown still waits for a person to reconcile it."
+        ),
+    ] = False
+
+    @model_validator(mode="after")
+    def _fits_a_record(self) -> "TaskCreate":
+        size = len(msgspec.json.encode(self.model_dump(exclude_defaults=True)))
+        if size > TASK_BYTES_MAX:
+            raise ValueError(
+                f"the task takes {size} bytes, at most {TASK_BYTES_MAX} fit; put long texts into files of the workspace"
+            )
+        return self
+
+    def spec(self) -> TaskSpec:
+        """The task as a run carries it."""
+        return msgspec.convert(self.model_dump(exclude_none=True, exclude={"auto_start"}), TaskSpec)
+
+
+class Reply(Request):
+    """The body of `POST /api/runs/{id}/reply`. Without `question_id` the pending question is meant."""
+
+    answer: Annotated[Text, Field(max_length=TEXT_CHARS_MAX)]
+    question_id: Name | None = None
+
+
+class Approval(Request):
+    """The body of `POST /api/runs/{id}/approve`. The decision holds for this call with exactly the arguments shown."""
+
+    call_id: Name
+    decision: Literal["approve", "reject"]
+    reason: Annotated[
+        Text, Field(max_length=TEXT_CHARS_MAX, description="Reaches the model when the call is rejected.")
+    ] = ""
+
+
+class Reconciliation(Request):
+    """The body of `POST /api/runs/{id}/reconcile`: what became of a call whose outcome nobody knows.
+
+    `accept`: it took effect, `observation` becomes its result; `retry`: it did not, carry it out again; `fail`: give
+    the run up.
+    """
+
+    call_id: Name
+    decision: Literal["accept", "retry", "fail"]
+    observation: Annotated[
+        Annotated[Text, Field(max_length=TEXT_CHARS_MAX)] | None,
+        Field(
+            validate_default=True,
+            description="What is there now, as the model shall read it; accept needs it.",
+        ),
+    ] = None
+
+    @field_validator("observation")
+    @classmethod
+    def _accept_observes(cls, observation: str | None, info: ValidationInfo) -> str | None:
+        if info.data.get("decision") == "accept" and not (observation or "").strip():
+            raise ValueError("say what you observed: it becomes the result of the accepted call")
+        return observation
+
+
+class SteeringMessage(Request):
+    """The body of `POST /api/runs/{id}/message`."""
+
+    text: Brief
+
+
+R = TypeVar("R", bound=Request)
+
+
+def parse_body(model: type[R], body: bytes) -> R:
+    """Validate a JSON body. Raises `ValidationFailed` with one entry a field; the input itself is never repeated."""
+    try:
+        return model.model_validate_json(body or b"null" if model is not Nothing else body or b"{}")
+    except ValidationError as error:
+        raise _failed(error) from error
+
+
+def read_body(model: type[R], given: Mapping[str, object]) -> R:
+    """A body made of plain values, as a client makes one. Raises `ValidationFailed` like `parse_body`."""
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        raise _failed(error) from error
+
+
+def parse_task(body: bytes) -> TaskCreate:
+    """The task of a request or of a message on the bus. Raises `ValidationFailed`."""
+    return parse_body(TaskCreate, body)
+
+
+def body_hash(body: Request) -> str:
+    """The identity of a validated body: order, spacing and spelled-out defaults make no difference."""
+    canonical = json.dumps(
+        body.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":")
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def idempotency_key(value: str | None) -> str | None:
+    """A client's `Idempotency-Key`, checked. Raises `ValidationFailed`."""
+    if value is None:
+        return None
+    if not 0 < len(value) <= IDEMPOTENCY_KEY_CHARS_MAX or not value.isprintable():
+        message = f"must be 1..{IDEMPOTENCY_KEY_CHARS_MAX} printable characters"
+        raise ValidationFailed(
+            f"Idempotency-Key {message}", details=[{"field": "Idempotency-Key", "message": message}]
+        )
+    return value
+
+
+def client_request(key: str | None, body: Request) -> str | None:
+    """How a command names the client's request in the log: the hashes of its key and of its body, or nothing."""
+    if key is None:
+        return None
+    return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.{body_hash(body)[:32]}"
+
+
+def _failed(error: ValidationError) -> ValidationFailed:
+    details = [
+        {"field": _field(item["loc"]), "message": _message(item["type"], item["msg"])}
+        for item in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    first = details[0]
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return ValidationFailed(
+        f"the request is not valid: {first['field']}: {first['message']}{more}", details=details
+    )
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """The path of a field as a client wrote it: the tags that the validator inserts behind an index are left out."""
+    parts: list[str] = []
+    for index, part in enumerate(location):
+        tagged = index > 0 and isinstance(location[index - 1], int) and part in SUPPORTED_CHECKS
+        if not tagged:
+            parts.append(str(part))
+    return ".".join(parts) or "body"
+
+
+def _message(kind: str, message: str) -> str:
+    match kind:
+        case "union_tag_invalid":
+            return f"this kind is not supported; supported: {', '.join(SUPPORTED_CHECKS)}"
+        case "union_tag_not_found":
+            return f"'kind' is missing; supported: {', '.join(SUPPORTED_CHECKS)}"
+        case "extra_forbidden":
+            return "unknown field; remove it or correct its spelling"
+        case "string_too_short" | "too_short" if message.startswith(_EMPTY_TEXT):
+            return _BLANK
+        case _:
+            return message.removeprefix("Value error, ")

@@ -1,0 +1,175 @@
+"""Tools as the bus sees them: what a host advertises, what a call carries, what comes back, what the journal keeps.
+
+Invariant: a call with an effect is known by run, call and attempt; its journal key is created before it starts
+and holds its result before anyone is told (design, section 5).
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Semantics(StrEnum):
+    """What a repetition of the call would do."""
+
+    READ_ONLY = "READ_ONLY"
+    IDEMPOTENT = "IDEMPOTENT"
+    NON_IDEMPOTENT = "NON_IDEMPOTENT"
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tool of a host. `parameters` is a JSON Schema object; `timeout_s` bounds one call.
+
+    A tool that does not need a workspace is called on any live host that offers it.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, object]
+    semantics: Semantics
+    risk: str = "low"
+    timeout_s: float = 120.0
+    needs_workspace: bool = True
+
+
+class HostCatalog(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of a host's key in the catalog bucket; it counts only while the host's boot lives.
+
+    `shared` tools are served on `<p>.tool.any.<name>` by whichever host is free (`verify`); the others on the
+    subjects of this boot. `workspaces` says whether the host can hold workspaces.
+    """
+
+    boot: str
+    replica: str
+    host: str
+    tools: list[ToolSpec]
+    shared: bool = False
+    workspaces: bool = False
+    sandbox: str = "none"
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call on its way to a host, for both paths (request/reply and work queue).
+
+    `epoch` is the run's claim: the host refuses a lower one and takes a higher one only after a leader read.
+    `not_after` (RFC 3339): a call that is still queued then is dropped, its owner has given up on it.
+    `arguments` are the full, unclipped, schema-checked arguments.
+    """
+
+    tenant: str
+    run_id: str
+    call_id: str
+    attempt: int
+    epoch: int
+    name: str
+    arguments: dict[str, object]
+    semantics: Semantics
+    idempotency_key: str
+    not_after: str
+    timeout_s: float
+    output_chars_max: int
+    workspace: str = ""
+    workspace_id: str = ""
+    approval_sequence: int | None = None
+    approval_hash: str | None = None
+
+
+class Refusal(StrEnum):
+    """Why a host did not do what a call asked for; nothing happened, and the owner decides what to do."""
+
+    STALE_EPOCH = "STALE_EPOCH"  # The caller does not hold the run's newest claim.
+    RUN_NOT_LIVE = "RUN_NOT_LIVE"  # Unknown, not owned, terminal, deleted or being cancelled.
+    NOT_MY_WORKSPACE = (
+        "NOT_MY_WORKSPACE"  # The workspace's log names another host, or it is not attached here.
+    )
+    WORKSPACE_BUSY = "WORKSPACE_BUSY"  # The former host is alive or being replaced: ask again.
+    WORKSPACE_FAULT = "WORKSPACE_FAULT"  # The workspace cannot be prepared (disk, git): the message says why.
+    UNKNOWN_TOOL = "UNKNOWN_TOOL"
+    EXPIRED = "EXPIRED"  # `not_after` has passed.
+    MALFORMED = "MALFORMED"
+    HOST_SUSPECT = "HOST_SUSPECT"  # The host could not confirm its own lease in time.
+    HOST_GONE = "HOST_GONE"  # A verifier lost the workspace's host: attach again, then the next attempt.
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host answers. A tool's own failure is `ok=False`; the run goes on with it.
+
+    `refused` is a `Refusal` of this host or a code of a later one: the call was not carried out.
+    """
+
+    call_id: str
+    attempt: int
+    ok: bool
+    output: str
+    duration_ms: int = 0
+    metadata: dict[str, object] = {}
+    refused: str | None = None
+
+
+class JournalState(StrEnum):
+    STARTED = "started"
+    FINISHED = "finished"
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of `run.call.attempt` in the journal.
+
+    `before` maps a path to its sha256 before the effect (null: it did not exist), `after` to the one it will have;
+    `process` is the process group that may outlive a killed host, with its leader's start time in clock ticks.
+    """
+
+    state: JournalState
+    boot: str
+    replica: str
+    host: str
+    at: str
+    before: dict[str, str | None] = {}
+    after: dict[str, str] = {}
+    process: list[int] | None = None
+    result: ToolResult | None = None
+
+
+class ToolNotice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool.notice"):
+    """On the live subject: the journal has news of a call. A lost notice costs a poll, never a hang."""
+
+    run_id: str
+    call_id: str
+    attempt: int
+    state: JournalState
+
+
+# Internal calls of the runtime itself: served by every workspace host on `<p>.call.host.<boot>`, never offered to a model.
+# `workspace_attach` {baseline: commit|null, files: {path: sha256}} -> metadata {baseline, changed: [path]}
+WORKSPACE_ATTACH = "workspace_attach"
+# Of a verifier to the workspace's host; their arguments and answers are in `evidence.py`. The first two go over the work
+# queue (their intent is `verification.requested`), the last by request.
+VERIFY_SNAPSHOT = "verify_snapshot"
+VERIFY_COMMAND = "verify_command"
+VERIFY_FILES = "verify_files"
+# The call of a verification round, on `<p>.tool.any.verify`:
+# arguments `VerifyArguments` -> metadata {"verification": Verification}, output: feedback for the model.
+VERIFY = "verify"
+
+
+class CancelCalls(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="cancel_calls"):
+    """On `<p>.ctl.<boot>`: kill what runs for this run at an epoch up to this one. Answered by `ControlReply`."""
+
+    run_id: str
+    epoch: int
+    call_id: str | None = None
+
+
+class AreYouAlive(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="are_you_alive"):
+    """On `<p>.ctl.<boot>`: asked before a death is written."""
+
+    asker: str
+
+
+ControlMessage = CancelCalls | AreYouAlive
+
+
+class ControlReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer on `<p>.ctl.<boot>`: who answers, and how many calls the message ended."""
+
+    boot: str
+    ended: int = 0

@@ -1,0 +1,59 @@
+"""Values that events and states share: usage, errors, calls as the model made them, the plan.
+
+Invariant: sums only grow; a cost that is not known is null and never guessed.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens and money, as sums. `cost_usd` is null as soon as one part of it is unknown."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = 0.0
+    estimated: bool = False
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def plus(self, other: "Usage") -> "Usage":
+        both = self.cost_usd is not None and other.cost_usd is not None
+        return Usage(
+            requests=self.requests + other.requests,
+            input_tokens=self.input_tokens + other.input_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cost_usd=(self.cost_usd or 0.0) + (other.cost_usd or 0.0) if both else None,
+            estimated=self.estimated or other.estimated,
+        )
+
+
+class RunError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run failed: a permanent code of contract section 3, and what to do next."""
+
+    error_code: str
+    message: str
+
+
+class ModelToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as the model made it, under our own id. `arguments` is null when they could not be read: then
+    `raw_arguments` holds what came, clipped, and `problem` says what is wrong with it."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, object] | None
+    raw_arguments: str | None = None
+    problem: str | None = None
+
+
+class Todo(msgspec.Struct, frozen=True, kw_only=True):
+    content: str
+    status: Literal["pending", "in_progress", "completed"] = "pending"

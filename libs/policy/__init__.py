@@ -1,0 +1,1 @@
+"""Decides allow, ask or deny for a tool call, purely."""

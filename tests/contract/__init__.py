@@ -1,0 +1,1 @@
+"""Golden histories: what was once written must fold for ever."""
