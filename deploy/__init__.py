@@ -1,0 +1,1 @@
+"""How Perdure is started: the command line, the launcher and the manifests."""

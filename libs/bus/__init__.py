@@ -1,0 +1,1 @@
+"""The only door to NATS; its types and exceptions stop here."""

@@ -1,0 +1,130 @@
+"""Object stores by their wire form (ADR-20): bytes of any size under a name.
+
+Invariant: a name points only to bytes that are stored completely; what is read is compared with the digest that was
+written with it.
+"""
+
+import base64
+import hashlib
+import logging
+
+import msgspec
+
+from libs.bus.jetstream import MESSAGE_ID, JetStream, Refused, Stored
+from libs.contracts.clock import rfc3339
+from libs.contracts.errors import BusUnavailable
+
+# ADR-20's own size: small enough to share a connection with records.
+CHUNK_BYTES = 128 * 1024
+_ROLLUP = "Nats-Rollup"
+
+_log = logging.getLogger("perdure.bus")
+
+
+class _Options(msgspec.Struct, omit_defaults=True):
+    max_chunk_size: int = 0
+
+
+class _Meta(msgspec.Struct, omit_defaults=True):
+    """The description of an object, as every client of object stores reads it."""
+
+    name: str
+    bucket: str = ""
+    nuid: str = ""
+    size: int = 0
+    mtime: str = ""
+    chunks: int = 0
+    digest: str = ""
+    deleted: bool = False
+    options: _Options | None = None
+
+
+class ServerBlobs:
+    """`Blobs` over JetStream."""
+
+    def __init__(self, js: JetStream, store: str) -> None:
+        self._js, self._store = js, store
+        self._stream = f"OBJ_{store}"
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Store under a name; what the name pointed to before is removed. An equal object is only renewed in time."""
+        former = await self._meta(name)
+        digest = _digest(data)
+        nuid = former.nuid if former is not None and former.digest == digest else ""
+        if not nuid:
+            nuid = self._js.clock.entropy(12).hex()
+            for number, start in enumerate(range(0, len(data), CHUNK_BYTES)):
+                headers = {MESSAGE_ID: f"{nuid}.{number}"}
+                await self._publish(f"$O.{self._store}.C.{nuid}", data[start : start + CHUNK_BYTES], headers)
+        meta = _Meta(
+            name=name,
+            bucket=self._store,
+            nuid=nuid,
+            size=len(data),
+            mtime=rfc3339(self._js.clock.now()),
+            chunks=-(-len(data) // CHUNK_BYTES),
+            digest=digest,
+            options=_Options(max_chunk_size=CHUNK_BYTES),
+        )
+        headers = {MESSAGE_ID: self._js.clock.entropy(12).hex(), _ROLLUP: "sub"}
+        await self._publish(self._meta_subject(name), msgspec.json.encode(meta), headers)
+        if former is not None and former.nuid not in ("", nuid):
+            await self._purge(former.nuid)
+
+    async def get(self, name: str) -> bytes | None:
+        meta = await self._meta(name)
+        if meta is None or meta.deleted:
+            return None
+        data = b"".join([chunk.body for chunk in await self._chunks(meta)])
+        if len(data) != meta.size or _digest(data) != meta.digest:
+            raise BusUnavailable(
+                f"object {name} of {self._store} is not complete; restore it", retry_after_s=1
+            )
+        return data
+
+    async def _meta(self, name: str) -> _Meta | None:
+        stored = await self._js.last(self._stream, self._meta_subject(name))
+        return msgspec.json.decode(stored.body, type=_Meta) if stored is not None else None
+
+    async def _chunks(self, meta: _Meta) -> list[Stored]:
+        """All chunks, from any replica, and from the leader where a replica lags."""
+        subject = f"$O.{self._store}.C.{meta.nuid}"
+        found: list[Stored] = []
+        while len(found) < meta.chunks:
+            position = found[-1].sequence + 1 if found else 1
+            page = await self._page(subject, position)
+            if not page:
+                first = await self._js.next(self._stream, subject, position)
+                if first is None:
+                    break
+                page = [first]
+            found += page
+        return found
+
+    async def _page(self, subject: str, position: int) -> list[Stored]:
+        try:
+            return (await self._js.page(self._stream, subject, position)).messages
+        except Refused as refused:
+            raise refused.translated() from refused
+
+    async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
+        try:
+            await self._js.publish_patiently(subject, body, headers)
+        except Refused as refused:
+            raise refused.translated() from refused
+
+    async def _purge(self, nuid: str) -> None:
+        try:
+            await self._js.api_patiently(
+                f"STREAM.PURGE.{self._stream}", {"filter": f"$O.{self._store}.C.{nuid}"}
+            )
+        except (Refused, BusUnavailable) as error:
+            # Chunks that nothing points to cost space only; the sweep finds them.
+            _log.info("bus.chunks_left", extra={"fields": {"nuid": nuid, "error": error.message}})
+
+    def _meta_subject(self, name: str) -> str:
+        return f"$O.{self._store}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+def _digest(data: bytes) -> str:
+    return "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()

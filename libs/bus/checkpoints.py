@@ -1,0 +1,128 @@
+"""Checkpoints: folds kept beside the log, so that a long run is not folded from its beginning each time.
+
+Invariant: a checkpoint is a cache. It counts only if the log holds the message id that it names at the stream sequence
+that it names and the fold's version is this one's; it is written from acknowledged records only.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from libs.bus.history import blob_name
+from libs.bus.ports import Blobs, Bucket, Log, LogKey
+from libs.contracts.envelope import Record
+from libs.contracts.errors import BusUnavailable
+from libs.contracts.run import FOLD_VERSION, RunState
+from libs.contracts.subjects import checkpoint_key
+
+# A larger one becomes a blob: the bucket's stream takes no message over the server's 1 MiB.
+CHECKPOINT_BYTES_MAX = 512 * 1024
+# A public sequence is paired with its stream sequence at least this often.
+INDEX_RECORDS = 64
+
+_log = logging.getLogger("perdure.bus")
+
+
+class Folded(NamedTuple):
+    """A run as read: its state, and the stream sequence and message id of the last record in it."""
+
+    state: RunState
+    last: int
+    message_id: str
+
+
+class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint key holds. It counts only if the log holds `message_id` at `last` and the fold is the same.
+
+    `index` pairs public sequences with the stream sequences of their records, one every 64 records, so that reading
+    from the middle of a long run begins near it.
+    """
+
+    fold_version: int
+    last: int
+    message_id: str
+    state: RunState
+    index: list[tuple[int, int]] = []
+
+
+class Resumed(NamedTuple):
+    """Where folding may begin: the checkpoint (`None`: at the beginning) and all records behind it."""
+
+    checkpoint: Checkpointed | None
+    behind: list[Record]
+
+
+class Checkpoints:
+    """The checkpoints of a deployment."""
+
+    def __init__(self, bucket: Bucket, blobs: Blobs, log: Log) -> None:
+        self._bucket, self._blobs, self._log = bucket, blobs, log
+
+    async def load(self, key: LogKey) -> Checkpointed | None:
+        """The run's checkpoint if it is valid."""
+        return (await self.resume(key)).checkpoint
+
+    async def resume(self, key: LogKey) -> Resumed:
+        """All that a fold needs: no round trip more than the log itself takes, mostly one or two."""
+        found, tail = await asyncio.gather(self._bucket.get(checkpoint_key(key.log_id)), self._log.tail(key))
+        if tail is None:
+            return Resumed(None, [])
+        if tail.header.previous == 0:
+            return Resumed(None, [tail])
+        checkpoint = await self._decoded(key, found.value) if found is not None else None
+        if checkpoint is None or checkpoint.fold_version != FOLD_VERSION:
+            return Resumed(None, await self._log.read(key))
+        # The record that the checkpoint ends with is read again: it is the proof.
+        behind = await self._log.read(key, checkpoint.last - 1)
+        if behind:
+            first = behind[0].header
+            if (first.stream_sequence, first.message_id) == (checkpoint.last, checkpoint.message_id):
+                return Resumed(checkpoint, behind[1:])
+        _log.warning("bus.checkpoint_ignored", extra={"fields": {"log": key.log_id, "last": checkpoint.last}})
+        return Resumed(None, await self._log.read(key))
+
+    async def save(self, folded: Folded, index: Sequence[tuple[int, int]] = ()) -> None:
+        """Keep a fold of acknowledged records."""
+        state = folded.state
+        value = _encoder.encode(
+            Checkpointed(
+                fold_version=FOLD_VERSION,
+                last=folded.last,
+                message_id=folded.message_id,
+                state=state,
+                index=list(index),
+            )
+        )
+        if len(value) > CHECKPOINT_BYTES_MAX:
+            # One name a run: the former checkpoint goes when the next one comes.
+            name = blob_name(state.tenant, f"checkpoint-{state.run_id}")
+            await self._blobs.put(name, value)
+            value = _encoder.encode(_Elsewhere(elsewhere=name))
+        await self._bucket.put(checkpoint_key(state.run_id), value)
+
+    async def _decoded(self, key: LogKey, value: bytes) -> Checkpointed | None:
+        """`None` when it cannot be read: then the log is folded from its beginning, which is always right."""
+        try:
+            if value.startswith(b'{"elsewhere":'):
+                name = msgspec.json.decode(value, type=_Elsewhere).elsewhere
+                value = await self._blobs.get(name) or b""
+            return _decoder.decode(value)
+        except (msgspec.MsgspecError, BusUnavailable) as error:
+            # Garbled, of another version, or being replaced this moment.
+            _log.warning(
+                "bus.checkpoint_unreadable", extra={"fields": {"log": key.log_id, "error": str(error)}}
+            )
+            return None
+
+
+class _Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """In place of a checkpoint that is a blob: its name."""
+
+    elsewhere: str
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Checkpointed)

@@ -1,0 +1,92 @@
+"""How a task becomes a run: one function for the gateway's POST and for tasks published on the bus.
+
+Invariant: the same cause gives the same run; appending at expected sequence 0 decides between two creators, and the
+hash of the body in the log decides between "the same again" and a conflict.
+"""
+
+from typing import NamedTuple
+
+from libs.bus.runs import Folded, Runs
+from libs.contracts.clock import Clock
+from libs.contracts.errors import AppendConflict, IdempotencyConflict, RunDeleted, ValidationFailed
+from libs.contracts.events import LogEvent, RunCreated, RunStartRequested
+from libs.contracts.ids import derived_run_id, random_run_id, task_id_of
+from libs.contracts.tasks import Limits, TaskSpec
+
+
+class CreateRequest(NamedTuple):
+    """`cause`: what the id derives from (an Idempotency-Key, a message), or `None` for a fresh run every time."""
+
+    tenant: str
+    task: TaskSpec
+    body_hash: str
+    auto_start: bool
+    by: str
+    source: str
+    cause: tuple[str, ...] | None = None
+
+
+class Created(NamedTuple):
+    folded: Folded
+    existed: bool
+
+    @property
+    def run_id(self) -> str:
+        return self.folded.state.run_id
+
+    @property
+    def task_id(self) -> str:
+        return self.folded.state.task_id
+
+
+class Creation:
+    """Creates runs for one process. `shards` are the log shards, `limits` the deployment's."""
+
+    def __init__(self, runs: Runs, clock: Clock, *, shards: int, limits: Limits) -> None:
+        self._runs, self._clock, self._shards, self._limits = runs, clock, shards, limits
+
+    async def create(self, request: CreateRequest) -> Created:
+        """Create the run, or find the one that the same cause made before.
+
+        Raises `ValidationFailed` (limits above the deployment's), `IdempotencyConflict` (another body under this
+        cause), `RunDeleted` (the cause's run was deleted).
+        """
+        try:
+            limits = self._limits.lowered_by(request.task.limits)
+        except ValueError as error:
+            raise ValidationFailed(
+                str(error), details=[{"field": "limits", "message": str(error)}]
+            ) from error
+        run_id = self._run_id(request)
+        created = RunCreated(
+            tenant=request.tenant,
+            task_id=task_id_of(run_id),
+            task=request.task,
+            limits=limits,
+            workspace=request.task.workspace or run_id,
+            body_hash=request.body_hash,
+            source=request.source,
+        )
+        bodies: list[LogEvent] = [created]
+        if request.auto_start:
+            bodies.append(RunStartRequested(by=request.by))
+        try:
+            return Created(await self._runs.create(request.tenant, run_id, bodies), existed=False)
+        except AppendConflict:
+            return await self._existing(request, run_id)
+
+    def _run_id(self, request: CreateRequest) -> str:
+        if request.cause is None:
+            # Unkeyed runs spread over the open shards; the choice needs no memory.
+            return random_run_id(self._clock, self._clock.entropy(1)[0] % self._shards)
+        return derived_run_id(self._shards, request.tenant, *request.cause)
+
+    async def _existing(self, request: CreateRequest, run_id: str) -> Created:
+        found = await self._runs.find(request.tenant, run_id)
+        if found is None or found.state.deleted:
+            raise RunDeleted("the run of this Idempotency-Key was deleted; use a new key")
+        if found.state.body_hash != request.body_hash:
+            raise IdempotencyConflict(
+                "this Idempotency-Key was used with another body; use a new key for a new task"
+            )
+        return Created(found, existed=True)

@@ -1,0 +1,376 @@
+"""What the rest of Perdure may ask of the bus: protocols with two real implementations, the server and the twin.
+
+Invariant: no type or exception of the client library crosses this file; every failure is one of
+`libs/contracts/errors.py` (`BusUnavailable` once the patience of a call is used up, `AppendConflict`, `StorageFull`).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from libs.contracts.envelope import Event, Record
+from libs.contracts.streams import ConsumerSpec
+from libs.contracts.subjects import Subjects
+
+
+class LogKey(NamedTuple):
+    """Which log: a run's, a workspace's, a project's."""
+
+    tenant: str
+    log_id: str
+
+
+class Draft(NamedTuple):
+    """A record about to be appended: `events` become true together iff the log's last record is `expected`."""
+
+    key: LogKey
+    expected: int
+    events: Sequence[Event]
+    epoch: int
+    state: str
+
+
+class Wakeup(NamedTuple):
+    """A `life` record went by: fold the log and act on what is true now. `header_state` is only a hint.
+
+    `record` is that record with its body: it spares the scheduler a read before the ticket of a fresh run.
+    """
+
+    key: LogKey
+    stream_sequence: int
+    header_state: str
+    record: Record | None = None
+
+
+class Log(Protocol):
+    """The durable logs. Stream sequences are positions in a log (0: before its first record)."""
+
+    async def append(self, draft: Draft) -> Record:
+        """Store one record behind the fence, whatever happens to the connection meanwhile.
+
+        Returns the stored record. Raises `AppendConflict` (somebody else wrote: nothing of this draft is stored),
+        `StorageFull`, or `BusUnavailable` after 15 s of patience, when the outcome stays unknown.
+        """
+        ...
+
+    async def read(self, key: LogKey, after: int = 0) -> list[Record]:
+        """All records behind stream sequence `after`, complete up to the leader's tail at the time of the call."""
+        ...
+
+    async def page(self, key: LogKey, after: int) -> list[Record]:
+        """The first of the records behind `after`, as many as fit a page; none only if the leader has none."""
+        ...
+
+    async def tail(self, key: LogKey) -> Record | None:
+        """The newest record, from the leader; `None` is a definite answer."""
+        ...
+
+    async def tails(self, keys: Sequence[LogKey]) -> dict[LogKey, int]:
+        """Stream sequences of the newest records that any replica knows of, in one round trip a shard."""
+        ...
+
+    def follow(self, key: LogKey, after: int) -> AbstractAsyncContextManager[AsyncIterator[Record]]:
+        """Records behind `after` as they are stored, without a gap or a double; ends only with its context."""
+        ...
+
+    def wakeups(self) -> AbstractAsyncContextManager[AsyncIterator[Wakeup]]:
+        """First the latest `life` record of every log, then each new one. May repeat; must not lose a latest one."""
+        ...
+
+    def life(self, shard: int, after: int) -> AbstractAsyncContextManager[AsyncIterator[Record]]:
+        """All `life` records of a shard behind stream sequence `after`, in order, then live. For projections."""
+        ...
+
+    async def purge(self, key: LogKey, up_to: int) -> None:
+        """Remove a whole prefix below stream sequence `up_to` (a tombstone's). Only for deletion."""
+        ...
+
+
+class Outcome(NamedTuple):
+    """What becomes of a delivered message. Build it by the names below."""
+
+    kind: str
+    delay_s: float = 0.0
+    reason: str = ""
+
+
+ACK = Outcome("ack")
+
+
+def nak(delay_s: float) -> Outcome:
+    """Deliver it again after `delay_s`."""
+    return Outcome("nak", delay_s=delay_s)
+
+
+def dead(reason: str) -> Outcome:
+    """Nobody can handle it: it moves to the dead-letter stream with its reason, and is acked there."""
+    return Outcome("dead", reason=reason)
+
+
+class Delivery(NamedTuple):
+    """One message of a work queue. `delivered` counts deliveries, `stream_created` (RFC 3339) with `stream_sequence`
+    names the message for ever."""
+
+    subject: str
+    headers: dict[str, str]
+    body: bytes
+    stream_sequence: int
+    delivered: int
+    stream_created: str
+
+
+Handler = Callable[[Delivery], Awaitable[Outcome]]
+
+
+class Queue(Protocol):
+    """Work queues: at-least-once, so every handler is idempotent."""
+
+    async def publish(self, subject: str, body: bytes, *, message_id: str | None = None) -> None:
+        """Store a message. An equal `message_id` within the stream's window is stored once."""
+        ...
+
+    async def consume(
+        self,
+        spec: ConsumerSpec,
+        handler: Handler,
+        *,
+        concurrency: int,
+        ready: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Pull and handle until cancelled; creates the consumer when it is missing and survives its deletion.
+
+        `ready` is awaited before each pull (an executor waits there for a free slot). Cancelling waits for nothing:
+        unacked messages come again.
+        """
+        ...
+
+    async def dead_letter(self, subject: str, delivery: Delivery, reason: str) -> None:
+        """Keep a message that nobody could handle, with its reason, under `subject` (`Subjects.dead/rejected`)."""
+        ...
+
+    async def remove_consumer(self, spec: ConsumerSpec) -> None:
+        """Remove a consumer and what waits for it on its subject; quiet when there is none."""
+        ...
+
+
+class Timers(Protocol):
+    """Durable timers, one for each event that a run waits on. A fired one is a delivery of `streams.fired_consumer`
+    whose body is a `tasks.Timer`. All of them are hints."""
+
+    async def arm(self, key: LogKey, sequence: int, due_at: datetime) -> None:
+        """Have the timer fire at `due_at` (aware), at once when that is past; replaces the one for the same event."""
+        ...
+
+    async def cancel(self, run_id: str, sequence: int) -> None:
+        """Take it back; quiet when there is none. One that has fired stays fired."""
+        ...
+
+    async def standing(self) -> set[tuple[str, int]]:
+        """Run and sequence of all timers that are set, or fired and not yet handled."""
+        ...
+
+
+class DeadLetter(NamedTuple):
+    """A kept message. `sequence` is its id; `origin` the subject it was taken from; `at` (RFC 3339) when it was kept.
+
+    `kind`: the queue nobody could handle it from (`work`, `tools`, `timers`, `run`, ...) or `rejected` for a task that
+    was refused. `headers` are the message's own.
+    """
+
+    sequence: int
+    kind: str
+    subject: str
+    origin: str
+    reason: str
+    at: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Letters(NamedTuple):
+    """Part of a listing, newest first. `next_before` goes into the next `newest`; `None`: there is nothing older."""
+
+    letters: list[DeadLetter]
+    next_before: int | None
+
+
+class DeadLetters(Protocol):
+    """What nobody could handle, for people."""
+
+    async def newest(
+        self,
+        *,
+        before: int | None = None,
+        limit: int = 50,
+        kind: str | None = None,
+        tenant: str | None = None,
+    ) -> Letters:
+        """Letters older than `before` (a sequence), newest first; all kinds, or one; of `rejected`, one tenant's."""
+        ...
+
+    async def get(self, sequence: int) -> DeadLetter:
+        """One letter. Raises `NotFound`."""
+        ...
+
+    async def replay(self, sequence: int) -> DeadLetter:
+        """Send a letter's message to where it came from, then remove the letter.
+
+        Raises `NotFound`, or `InvalidState` when it does not say where it came from.
+        """
+        ...
+
+
+class Entry(NamedTuple):
+    """A live value of a bucket. `revision` is what `update` compares."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class Bucket(Protocol):
+    """One KV bucket. Reads are leader reads; expired and deleted keys read as `None`."""
+
+    async def get(self, key: str) -> Entry | None: ...
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
+        """Write iff there is no live value; returns the revision. Raises `AppendConflict`."""
+        ...
+
+    async def update(self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None) -> int:
+        """Write iff the newest revision is `revision`; returns the new one. Raises `AppendConflict`."""
+        ...
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int: ...
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        """Remove; with a `revision` only if that is the newest. Raises `AppendConflict`."""
+        ...
+
+    async def entries(self, prefix: str = "") -> list[Entry]:
+        """All live values whose key begins with `prefix` (a whole token and a dot, or empty)."""
+        ...
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        """Like `entries`, without the values. May name keys that went within the last minute."""
+        ...
+
+    async def remove(self, prefix: str) -> None:
+        """Remove all keys whose name begins with `prefix` in one go; no watch is told."""
+        ...
+
+    def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[tuple[str, bytes | None]]]:
+        """First every live value, then `("", None)` once, then each change (`None`: gone). Survives restarts."""
+        ...
+
+
+class Blobs(Protocol):
+    """Content-addressed bytes (`<p>-blobs`) or named ones (`<p>-workspaces`)."""
+
+    async def put(self, name: str, data: bytes) -> None: ...
+
+    async def get(self, name: str) -> bytes | None: ...
+
+
+class Message(NamedTuple):
+    """A core message: a feed note, a delta, a request."""
+
+    subject: str
+    body: bytes
+    headers: dict[str, str]
+
+
+Responder = Callable[[Message], Awaitable[bytes]]
+
+
+class Wire(Protocol):
+    """What is not stored: requests, replies, transient messages."""
+
+    async def request(self, subject: str, body: bytes, *, timeout_s: float) -> bytes:
+        """Raises `BusUnavailable` when nobody answers in time (`NobodyThere` when nobody listens at all)."""
+        ...
+
+    async def publish(self, subject: str, body: bytes) -> None: ...
+
+    def respond(self, subject: str, responder: Responder) -> AbstractAsyncContextManager[None]:
+        """Answer requests on `subject` while the context lasts; each in its own task, at most 1,000 at once."""
+        ...
+
+    def listen(self, subject: str) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
+        """Messages as they come; a slow listener loses the oldest beyond 4,096.
+
+        As with every iterator of this file, a cancelled `anext` loses nothing and may be called again: bounding a
+        wait is `asyncio.timeout` around it.
+        """
+        ...
+
+
+class Bus(Protocol):
+    """The bus as a process holds it: the server's (`connection.py`) or the twin's (`twin/server.py`)."""
+
+    subjects: Subjects
+    log: Log
+    queue: Queue
+    timers: Timers
+    dead_letters: DeadLetters
+    wire: Wire
+    # `leases`, `checkpoints`, `journal` or `catalog`.
+    bucket: Callable[[str], Bucket]
+
+    def store(self, name: str) -> Blobs:
+        """`blobs` or `workspaces`."""
+        ...
+
+    async def ensure_topology(self) -> None:
+        """Create or verify all that the deployment needs; idempotent. Raises `ConfigurationError`."""
+        ...
+
+    def connected(self) -> bool: ...
+
+    async def usable(self) -> bool:
+        """Whether the logs answer within 2 s."""
+        ...
+
+    def set_writer(self, boot: str, version: str) -> None:
+        """Who writes, for the header of every record from now on."""
+        ...
+
+
+class Replica(NamedTuple):
+    """A process as its liveness key tells it. `dead` is the written death; a missing key is only a suspicion."""
+
+    boot: str
+    service: str
+    replica: str
+    host: str
+    pid: int
+    process_start: int
+    slots: int
+    free: int
+    model_configured: bool
+    dead: bool
+    info: dict[str, str]
+
+
+class Liveness(Protocol):
+    """This process's lease, and what is known of the others."""
+
+    @property
+    def boot(self) -> str: ...
+
+    def confirmed(self) -> bool:
+        """Whether the own lease was renewed less than its TTL ago, counted from the moment the renewal was sent."""
+        ...
+
+    async def replicas(self, service: str | None = None) -> list[Replica]:
+        """All replicas with a live key and all written deaths, from the leader."""
+        ...
+
+    async def is_dead(self, boot: str) -> bool:
+        """Whether a death is written for `boot` (leader read)."""
+        ...
+
+    async def declare_dead_if_gone(self, boot: str) -> bool:
+        """Ask twice, then write the death by compare-and-set if the own lease held for one TTL meanwhile."""
+        ...

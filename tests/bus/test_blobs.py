@@ -1,0 +1,30 @@
+"""Object stores: whole or not at all, under names of any kind."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from libs.bus.ports import Bus
+
+_numbers = itertools.count(1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 128 * 1024, 128 * 1024 + 1, 5_000_000])
+async def test_bytes_of_any_size_come_back(bus: Bus, size: int) -> None:
+    name = f"tenant/größe {next(_numbers)}"
+    data = bytes(number % 251 for number in range(1000)) * (size // 1000) + b"x" * (size % 1000)
+    await bus.store("workspaces").put(name, data)
+    assert await bus.store("workspaces").get(name) == data
+
+
+async def test_a_name_can_be_given_other_bytes(bus: Bus) -> None:
+    store, name = bus.store("workspaces"), f"again {next(_numbers)}"
+    for data in (b"first" * 100_000, b"second", b"second", b"third" * 50_000):
+        await store.put(name, data)
+        assert await store.get(name) == data
+
+
+async def test_an_unknown_name_has_no_bytes(bus: Bus) -> None:
+    assert await bus.store("blobs").get("never/put") is None

@@ -1,0 +1,1 @@
+"""Peers that speak the real protocol, scripted."""
