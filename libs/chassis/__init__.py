@@ -1,0 +1,1 @@
+"""What five processes do identically: settings, clock, logs, telemetry, start and drain."""

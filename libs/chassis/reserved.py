@@ -1,0 +1,62 @@
+"""Variables of the contract that no part of this version reads yet: checked like the others, and said to do nothing.
+
+Invariant: whoever sets one hears at the start that it has no effect; a bad value is refused now, so that it cannot
+break the deployment on the day when it gets one. A name leaves this file when something reads it.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+
+from libs.chassis.addresses import Http, address
+
+
+def _database(value: str) -> str:
+    return address(value, ("postgres", "postgresql"), "postgresql://user@host/name")
+
+
+_Database = Annotated[str, AfterValidator(_database)]
+
+
+class Reserved(BaseModel):
+    """Their values."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    retention_days: Annotated[float | None, Field(alias="PERDURE_RETENTION_DAYS", gt=0)] = None
+    requests_per_minute: Annotated[int | None, Field(alias="TENANT_REQUESTS_PER_MINUTE", ge=1)] = None
+    tokens_per_day: Annotated[int | None, Field(alias="TENANT_MAX_TOKENS_PER_DAY", ge=1)] = None
+    database_url: Annotated[_Database | None, Field(alias="DATABASE_URL")] = None
+    program_tool: Annotated[bool, Field(alias="ENABLE_PROGRAM_TOOL")] = False
+    sandbox_image: Annotated[str | None, Field(alias="SANDBOX_IMAGE")] = None
+    qdrant_url: Annotated[Http | None, Field(alias="QDRANT_URL")] = None
+    meilisearch_url: Annotated[Http | None, Field(alias="MEILISEARCH_URL")] = None
+    meilisearch_key: Annotated[SecretStr | None, Field(alias="MEILISEARCH_API_KEY")] = None
+    embed_model: Annotated[str | None, Field(alias="HYBRID_EMBED_MODEL")] = None
+    langfuse_url: Annotated[Http | None, Field(alias="LANGFUSE_BASE_URL")] = None
+    langfuse_public_key: Annotated[str | None, Field(alias="LANGFUSE_PUBLIC_KEY")] = None
+    langfuse_secret_key: Annotated[SecretStr | None, Field(alias="LANGFUSE_SECRET_KEY")] = None
+
+
+# Who will read it, and therefore says that it does not: one service, so that a deployment hears it once.
+_READERS = {
+    "PERDURE_RETENTION_DAYS": "scheduler",
+    "TENANT_REQUESTS_PER_MINUTE": "gateway",
+    "TENANT_MAX_TOKENS_PER_DAY": "scheduler",
+    "DATABASE_URL": "gateway",
+    "ENABLE_PROGRAM_TOOL": "toolhost",
+    "SANDBOX_IMAGE": "toolhost",
+    "QDRANT_URL": "toolhost",
+    "MEILISEARCH_URL": "toolhost",
+    "MEILISEARCH_API_KEY": "toolhost",
+    "HYBRID_EMBED_MODEL": "toolhost",
+    "LANGFUSE_BASE_URL": "executor",
+    "LANGFUSE_PUBLIC_KEY": "executor",
+    "LANGFUSE_SECRET_KEY": "executor",
+}
+
+
+def without_effect(service: str, values: Mapping[str, str]) -> tuple[str, ...]:
+    """What is set in vain, as far as `service` has to say it."""
+    return tuple(name for name, reader in _READERS.items() if reader == service and values.get(name))

@@ -1,0 +1,152 @@
+"""Settings: one frozen object per service, read once from the environment and from `.env`.
+
+Invariant: an unknown `PERDURE_*` name or a bad value stops a service before it touches anything, naming the culprit;
+no other module reads the environment.
+"""
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+
+from libs.chassis.addresses import Http, HttpList, bus_addresses
+from libs.chassis.reserved import Reserved, without_effect
+from libs.contracts.errors import ConfigurationError, ValidationFailed
+from libs.contracts.http import LimitsIn, parse_body
+from libs.contracts.ids import is_token
+from libs.contracts.tasks import Limits
+
+# Every PERDURE_* name of contract section 2. All services share one environment, so each must know them all.
+KNOWN_NAMES = frozenset(
+    {
+        "PERDURE_FALLBACK_MODELS",
+        "PERDURE_MODEL_PRICES",
+        "PERDURE_HOST",
+        "PERDURE_PORT",
+        "PERDURE_URL",
+        "PERDURE_TOKEN",
+        "PERDURE_OPERATOR_KEY",
+        "PERDURE_RETENTION_DAYS",
+        "PERDURE_PREFIX",
+        "PERDURE_REPLICAS",
+        "PERDURE_LEASE_TTL_S",
+        "PERDURE_DATA",
+        "PERDURE_LIMITS",
+        "PERDURE_ALLOW_LAZY_SYNC",
+    }
+)
+TEST_PREFIX = "PERDURE_TEST_"
+# `export A=1 B=2` is one line for a shell; read as one value it would hide B and spoil A. In quotes it is a value.
+_SEVERAL = re.compile(r"""(?!(["'])(?:(?!\1).)*\1$).*\s[A-Z][A-Z0-9_]*=""")
+
+
+class ServiceSettings(BaseModel):
+    """What every service reads. A service's own settings extend it; an alias is the variable's name."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    nats_url: Annotated[str, AfterValidator(bus_addresses), Field(alias="NATS_URL")] = "nats://127.0.0.1:4222"
+    nats_creds: Annotated[Path | None, Field(alias="NATS_CREDS")] = None
+    nats_user: Annotated[str | None, Field(alias="NATS_USER")] = None
+    nats_password: Annotated[SecretStr | None, Field(alias="NATS_PASSWORD")] = None
+    nats_monitor_url: Annotated[HttpList | None, Field(alias="NATS_MONITOR_URL")] = None
+    prefix: Annotated[str, Field(alias="PERDURE_PREFIX")] = "perdure"
+    replicas: Annotated[int, Field(alias="PERDURE_REPLICAS", ge=1, le=5)] = 1
+    data: Annotated[Path, Field(alias="PERDURE_DATA")] = Path(".perdure")
+    replica_id: Annotated[str, Field(alias="REPLICA_ID")] = ""
+    # At least 1 s: the server's own smallest TTL.
+    lease_ttl_s: Annotated[float, Field(alias="PERDURE_LEASE_TTL_S", ge=1, le=300)] = 3.0
+    allow_lazy_sync: Annotated[bool, Field(alias="PERDURE_ALLOW_LAZY_SYNC")] = False
+    log_json: Annotated[bool, Field(alias="LOG_JSON")] = True
+    log_level: Annotated[str, Field(alias="LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = "info"
+    otlp_endpoint: Annotated[Http | None, Field(alias="OTEL_EXPORTER_OTLP_ENDPOINT")] = None
+    test_hooks: dict[str, str] = {}
+    # What is set and read by nothing yet, as far as this service has to say it.
+    without_effect: tuple[str, ...] = ()
+
+    @field_validator("prefix")
+    @classmethod
+    def _prefix_is_a_token(cls, value: str) -> str:
+        if not is_token(value):
+            raise ValueError("must match [a-z0-9_-]{1,64}")
+        return value
+
+    @classmethod
+    def load(cls, service: str, environment: Mapping[str, str] | None = None) -> Self:
+        """Read the settings of `service`. Raises `ConfigurationError` naming each bad or unknown variable."""
+        values = environment if environment is not None else read_environment()
+        unknown = sorted(name for name in values if _unknown(name))
+        if unknown:
+            raise ConfigurationError(
+                f"unknown variable {', '.join(unknown)}; remove it or correct its spelling"
+            )
+        hooks = {name: value for name, value in values.items() if name.startswith(TEST_PREFIX)}
+        replica = values.get("REPLICA_ID") or f"{service}-{_host_token()}-{os.getpid()}"
+        if not is_token(replica):
+            raise ConfigurationError(f"REPLICA_ID {replica!r} must match [a-z0-9_-]{{1,64}}")
+        given = {name: value for name, value in values.items() if value != ""}
+        vain = without_effect(service, given)
+        try:
+            Reserved.model_validate(given)
+            return cls.model_validate(
+                {**given, "REPLICA_ID": replica, "test_hooks": hooks, "without_effect": vain}
+            )
+        except ValidationError as error:
+            problems = [
+                ": ".join(
+                    filter(None, (".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")))
+                )
+                for item in error.errors()
+            ]
+            raise ConfigurationError("bad configuration: " + "; ".join(problems)) from error
+
+
+def parse_limits(text: str) -> Limits:
+    """The deployment's limits from `PERDURE_LIMITS` (JSON); they may be above or below the defaults.
+
+    Raises `ValueError` for what a task could not name either: an unknown limit, or one outside of its range.
+    """
+    try:
+        given = parse_body(LimitsIn, text.encode())
+    except ValidationFailed as failed:
+        problems = "; ".join(f"{one['field']}: {one['message']}" for one in failed.details or [])
+        raise ValueError(f"is not JSON of run limits: {problems or failed.message}") from failed
+    return Limits(**given.model_dump(exclude_none=True))
+
+
+def _unknown(name: str) -> bool:
+    return name.startswith("PERDURE_") and name not in KNOWN_NAMES and not name.startswith(TEST_PREFIX)
+
+
+def _host_token() -> str:
+    kept = "".join(char if char.isalnum() and char.isascii() else "-" for char in platform.node().lower())
+    return kept[:32] or "host"
+
+
+def read_environment() -> dict[str, str]:
+    """The process's variables over those of `.env` in the working directory."""
+    return {**read_dotenv(Path(".env")), **os.environ}
+
+
+def read_dotenv(path: Path) -> dict[str, str]:
+    """The variables of a `.env` file, none without one. Raises `ConfigurationError` for a line that is no variable."""
+    if not path.is_file():
+        return {}
+    values: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, separator, value = text.removeprefix("export ").partition("=")
+        if not separator or not name.strip():
+            raise ConfigurationError(f".env line {number} is not NAME=value")
+        if _SEVERAL.match(value.strip()):
+            raise ConfigurationError(
+                f".env line {number} names several variables; write each on its own line"
+            )
+        values[name.strip()] = value.strip().strip("\"'")
+    return values
