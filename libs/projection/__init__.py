@@ -1,0 +1,1 @@
+"""Turns life records into rows that can be listed; disposable, because the log is the truth."""

@@ -1,0 +1,189 @@
+"""From a life record to the changes of rows that it means. Pure.
+
+Invariant: a record means the same changes each time, and applying them twice is applying them once; kinds of events
+that this version does not know pass through, the header still says the run's status.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from libs.contracts import events as e
+from libs.contracts.envelope import Event, Record, WireEvent, decode_event, raw_events
+from libs.contracts.errors import UnreadableRecord
+from libs.contracts.ids import is_id
+from libs.contracts.values import Usage
+
+# What a list shows of a goal; the search looks at all of it.
+TITLE_CHARS_MAX = 500
+
+
+class RunMade(NamedTuple):
+    run_id: str
+    tenant: str
+    task_id: str
+    parent_run_id: str | None
+    title: str
+    searched: str
+    status: str
+    created_at: str
+    last_sequence: int
+    last_event_at: str
+    workspace: str
+    priority: str
+    metadata: str
+
+
+class RunMoved(NamedTuple):
+    """What a record changed about a run; `None` leaves a column as it is."""
+
+    run_id: str
+    status: str
+    last_sequence: int
+    last_event_at: str
+    attempt: int | None = None
+    started_at: str | None = None
+    finished_at: str | None = None
+    answer: str | None = None
+    verdict: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+class UsageCounted(NamedTuple):
+    run_id: str
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost_usd: float | None
+
+
+class RunRemoved(NamedTuple):
+    run_id: str
+
+
+class Asked(NamedTuple):
+    run_id: str
+    question_id: str
+    kind: str
+    question: str
+    asked_at: str
+
+
+class Answered(NamedTuple):
+    run_id: str
+    question_id: str
+    answer: str
+    answered_at: str
+
+
+Change = RunMade | RunMoved | UsageCounted | RunRemoved | Asked | Answered
+
+
+def changes(record: Record) -> list[Change]:
+    """The changes of rows that a life record means; none for logs that are not a run's."""
+    if not is_id("run", record.log_id):
+        return []
+    found: list[Change] = []
+    moved: RunMoved | None = None
+    header = record.header
+    for at, event in _events(record):
+        match event.body if event is not None else None:
+            case e.RunCreated() as body if event is not None:
+                found.append(_made(event, body, header.state, header.last))
+            case e.RunDeleted():
+                return [RunRemoved(record.log_id)]
+            case _:
+                moved = moved or RunMoved(record.log_id, header.state, header.last, at)
+                if event is not None:
+                    moved = _moved(moved, event)
+                    found.extend(_rows_beside(event))
+    return [*found, moved] if moved is not None else found
+
+
+def _events(record: Record) -> list[tuple[str, Event | None]]:
+    """The events with their times; `None` for one that this version does not know: only a fold has to stop at it."""
+    try:
+        wires = [_wire.decode(raw) for _, raw in raw_events(record)]
+    except (UnreadableRecord, msgspec.MsgspecError):
+        return []
+    found: list[tuple[str, Event | None]] = []
+    for wire in wires:
+        try:
+            found.append((wire.at, decode_event(wire)))
+        except (UnreadableRecord, msgspec.MsgspecError):
+            found.append((wire.at, None))
+    return found
+
+
+def _made(event: Event, body: e.RunCreated, status: str, last_sequence: int) -> RunMade:
+    return RunMade(
+        run_id=event.run_id,
+        tenant=body.tenant,
+        task_id=body.task_id,
+        parent_run_id=body.parent.run_id if body.parent else None,
+        title=body.task.goal[:TITLE_CHARS_MAX],
+        searched=body.task.goal.casefold(),
+        status=status,
+        created_at=event.at,
+        last_sequence=last_sequence,
+        last_event_at=event.at,
+        workspace=body.workspace,
+        priority=body.task.priority,
+        metadata=msgspec.json.encode(body.task.metadata).decode(),
+    )
+
+
+def _moved(moved: RunMoved, event: Event) -> RunMoved:
+    moved = moved._replace(last_event_at=event.at)
+    match event.body:
+        case e.RunClaimed() as body:
+            return moved._replace(attempt=body.attempt, started_at=event.at)
+        case e.RunCompleted() as body:
+            return moved._replace(
+                finished_at=event.at, answer=body.answer, verdict=body.verification.status.value
+            )
+        case e.RunFailed() as body:
+            verdict = body.verification.status.value if body.verification else None
+            return moved._replace(
+                finished_at=event.at,
+                answer=body.answer,
+                verdict=verdict,
+                error_code=body.error.error_code,
+                error_message=body.error.message,
+            )
+        case e.RunCancelled() as body:
+            return moved._replace(
+                finished_at=event.at, error_code="CANCELLED", error_message=f"cancelled by {body.by}"
+            )
+        case _:
+            return moved
+
+
+def _rows_beside(event: Event) -> list[Change]:
+    match event.body:
+        case e.InputRequested() as body:
+            return [Asked(event.run_id, body.question_id, body.kind, body.question, event.at)]
+        case e.InputReceived() as body:
+            return [Answered(event.run_id, body.question_id, body.answer, event.at)]
+        case e.RunCompleted() | e.RunFailed() | e.RunCancelled() as body:
+            return [_counted(event.run_id, body.usage)]
+        case _:
+            return []
+
+
+def _counted(run_id: str, usage: Usage) -> UsageCounted:
+    return UsageCounted(
+        run_id=run_id,
+        requests=usage.requests,
+        input_tokens=usage.input_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        cost_usd=usage.cost_usd,
+    )
+
+
+_wire = msgspec.json.Decoder(WireEvent)

@@ -1,0 +1,72 @@
+"""What can be asked of a read model, and what it answers: the same for every store.
+
+Invariant: a cursor is a value (the place of the last row given), so it is valid on every gateway and stays right
+while rows come and go.
+"""
+
+from typing import NamedTuple
+
+# One page of a list: what a screen shows several times over.
+LIMIT_MAX = 200
+LIMIT_DEFAULT = 50
+
+
+class Cursor(NamedTuple):
+    """The place behind which a page begins, newest first."""
+
+    created_at: str
+    run_id: str
+
+
+class RunQuery(NamedTuple):
+    tenant: str
+    limit: int = LIMIT_DEFAULT
+    statuses: tuple[str, ...] = ()
+    task_id: str | None = None
+    text: str | None = None
+    before: Cursor | None = None
+
+
+class RunRow(NamedTuple):
+    """A run as lists show it. `metadata` is a JSON object."""
+
+    run_id: str
+    tenant: str
+    task_id: str
+    parent_run_id: str | None
+    title: str
+    status: str
+    attempt: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    last_sequence: int
+    last_event_at: str
+    workspace: str
+    priority: str
+    metadata: str
+    answer: str | None
+    verdict: str | None
+    error_code: str | None
+    error_message: str | None
+    requests: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    cost_usd: float | None
+    pending_question: str | None
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.created_at, self.run_id)
+
+
+class Position(NamedTuple):
+    """How far a shard is folded: the last record applied, named so that another log is recognised."""
+
+    shard: int
+    stream_sequence: int
+    tenant: str
+    log_id: str
+    message_id: str

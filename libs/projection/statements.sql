@@ -1,0 +1,77 @@
+-- Every statement of the embedded read model, by name. Each is idempotent: a record applied twice changes nothing.
+
+-- name: create_run
+INSERT INTO runs (run_id, tenant, task_id, parent_run_id, title, searched, status, created_at, last_sequence,
+                  last_event_at, workspace, priority, metadata)
+VALUES (:run_id, :tenant, :task_id, :parent_run_id, :title, :searched, :status, :created_at, :last_sequence,
+        :last_event_at, :workspace, :priority, :metadata)
+ON CONFLICT (run_id) DO NOTHING;
+
+-- name: move_run
+UPDATE runs
+SET status = :status,
+    last_sequence = :last_sequence,
+    last_event_at = :last_event_at,
+    attempt = coalesce(:attempt, attempt),
+    started_at = coalesce(started_at, :started_at),
+    finished_at = coalesce(:finished_at, finished_at),
+    answer = coalesce(:answer, answer),
+    verdict = coalesce(:verdict, verdict),
+    error_code = coalesce(:error_code, error_code),
+    error_message = coalesce(:error_message, error_message)
+WHERE run_id = :run_id AND last_sequence < :last_sequence;
+
+-- name: count_usage
+UPDATE runs
+SET requests = :requests,
+    input_tokens = :input_tokens,
+    cached_tokens = :cached_tokens,
+    output_tokens = :output_tokens,
+    reasoning_tokens = :reasoning_tokens,
+    cost_usd = :cost_usd
+WHERE run_id = :run_id;
+
+-- name: remove_run
+DELETE FROM runs WHERE run_id = :run_id;
+
+-- name: remove_questions
+DELETE FROM questions WHERE run_id = :run_id;
+
+-- name: ask
+INSERT INTO questions (run_id, question_id, kind, question, asked_at)
+VALUES (:run_id, :question_id, :kind, :question, :asked_at)
+ON CONFLICT (run_id, question_id) DO NOTHING;
+
+-- name: answer
+UPDATE questions
+SET answer = :answer, answered_at = :answered_at
+WHERE run_id = :run_id AND question_id = :question_id AND answered_at IS NULL;
+
+-- name: move_position
+INSERT INTO positions (shard, stream_sequence, tenant, log_id, message_id)
+VALUES (:shard, :stream_sequence, :tenant, :log_id, :message_id)
+ON CONFLICT (shard) DO UPDATE
+SET stream_sequence = excluded.stream_sequence,
+    tenant = excluded.tenant,
+    log_id = excluded.log_id,
+    message_id = excluded.message_id
+WHERE excluded.stream_sequence > positions.stream_sequence;
+
+-- name: positions
+SELECT shard, stream_sequence, tenant, log_id, message_id FROM positions ORDER BY shard;
+
+-- name: list_runs
+SELECT runs.run_id, tenant, task_id, parent_run_id, title, status, attempt, created_at, started_at, finished_at,
+       last_sequence, last_event_at, workspace, priority, metadata, runs.answer, verdict, error_code, error_message,
+       requests, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost_usd,
+       (SELECT question FROM questions
+        WHERE questions.run_id = runs.run_id AND questions.answered_at IS NULL AND runs.status = 'WAITING_FOR_INPUT'
+        ORDER BY asked_at DESC LIMIT 1) AS pending_question
+FROM runs
+WHERE tenant = :tenant
+  AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
+  AND (:task_id IS NULL OR task_id = :task_id)
+  AND (:searched IS NULL OR instr(searched, :searched) > 0)
+  AND (:before_at IS NULL OR (created_at, runs.run_id) < (:before_at, :before_id))
+ORDER BY created_at DESC, runs.run_id DESC
+LIMIT :limit;
