@@ -1,0 +1,305 @@
+"""The client of the gateway: one method per endpoint, and a stream that resumes by itself.
+
+Invariant: `stream` gives every event of a run exactly once and in order, whatever happens to the connection; it ends
+when the run ended or waits for a person.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel
+
+from libs.client.problems import GatewayUnreachable, problem
+from libs.client.sse import EventParser
+from libs.contracts.errors import ConfigurationError, InternalError, PerdureError, Unavailable
+from libs.contracts.http import Approval, Reconciliation, Reply, SteeringMessage, TaskCreate, read_body
+from libs.contracts.run import TERMINAL
+from libs.contracts.views import (
+    CommandAccepted,
+    DeadLetterList,
+    DeadLetterReplayed,
+    EventsPage,
+    EventView,
+    HealthView,
+    QuestionList,
+    RunList,
+    RunView,
+    TaskCreated,
+    TaskView,
+)
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+# A command may wait 15 s for the bus to elect a leader; the gateway answers by then.
+TIMEOUT_S = 30.0
+# The gateway pings at least every 15 s: three missed pings are a dead connection.
+SILENCE_S = 45.0
+# Reconnects wait 0.2 s and double up to 5 s; twenty of them in a row without an answer are a minute and a half.
+RECONNECT_S, RECONNECT_S_MAX, RECONNECTS_MAX = 0.2, 5.0, 20
+
+NO_CONTENT = 204
+
+_TERMINAL_TYPES = frozenset(f"run.{status.lower()}" for status in TERMINAL)
+
+V = TypeVar("V", bound=BaseModel)
+Sleep = Callable[[float], Awaitable[None]]
+# Told once an outage, before the first new attempt.
+Reconnecting = Callable[[PerdureError], None]
+
+
+class PerdureClient:
+    """An async client; use it as a context manager. Failures are raised as `PerdureError`."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=timeout_s, transport=_Transport()
+        )
+        self._url, self._sleep = url, sleep
+        self._was_there = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def create_task(self, task: TaskCreate, *, idempotency_key: str | None = None) -> TaskCreated:
+        return await self._post("/api/tasks", TaskCreated, task, idempotency_key)
+
+    async def task(self, task_id: str) -> TaskView:
+        return await self._get(f"/api/tasks/{_part(task_id)}", TaskView)
+
+    async def run(self, run_id: str) -> RunView:
+        return await self._get(f"/api/runs/{_part(run_id)}", RunView)
+
+    async def runs(
+        self,
+        *,
+        status: str | None = None,
+        task_id: str | None = None,
+        q: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> RunList:
+        """One page, newest first; ask again with its `next_cursor` until that is null."""
+        query = {"status": status, "task_id": task_id, "q": q, "limit": limit, "cursor": cursor}
+        return await self._get("/api/runs", RunList, query)
+
+    async def start(self, run_id: str) -> CommandAccepted:
+        return await self._post(f"/api/runs/{_part(run_id)}/start", CommandAccepted)
+
+    async def cancel(self, run_id: str) -> CommandAccepted:
+        return await self._post(f"/api/runs/{_part(run_id)}/cancel", CommandAccepted)
+
+    async def pause(self, run_id: str) -> CommandAccepted:
+        return await self._post(f"/api/runs/{_part(run_id)}/pause", CommandAccepted)
+
+    async def resume(self, run_id: str) -> CommandAccepted:
+        return await self._post(f"/api/runs/{_part(run_id)}/resume", CommandAccepted)
+
+    async def delete(self, run_id: str) -> None:
+        """Delete an ended run with all that it left."""
+        await self._send("DELETE", f"/api/runs/{_part(run_id)}")
+
+    async def reply(
+        self,
+        run_id: str,
+        answer: str,
+        *,
+        question_id: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> CommandAccepted:
+        body = read_body(Reply, {"answer": answer, "question_id": question_id})
+        return await self._post(f"/api/runs/{_part(run_id)}/reply", CommandAccepted, body, idempotency_key)
+
+    async def approve(
+        self, run_id: str, decision: Approval, *, idempotency_key: str | None = None
+    ) -> CommandAccepted:
+        """Approve or reject the call that the run waits to make."""
+        path = f"/api/runs/{_part(run_id)}/approve"
+        return await self._post(path, CommandAccepted, decision, idempotency_key)
+
+    async def reconcile(
+        self, run_id: str, decision: Reconciliation, *, idempotency_key: str | None = None
+    ) -> CommandAccepted:
+        """Say what became of the call whose outcome nobody knows."""
+        path = f"/api/runs/{_part(run_id)}/reconcile"
+        return await self._post(path, CommandAccepted, decision, idempotency_key)
+
+    async def message(self, run_id: str, text: str, *, idempotency_key: str | None = None) -> CommandAccepted:
+        body = read_body(SteeringMessage, {"text": text})
+        return await self._post(f"/api/runs/{_part(run_id)}/message", CommandAccepted, body, idempotency_key)
+
+    async def questions(self, run_id: str) -> QuestionList:
+        return await self._get(f"/api/runs/{_part(run_id)}/questions", QuestionList)
+
+    async def events(self, run_id: str, *, after_sequence: int = 0, limit: int | None = None) -> EventsPage:
+        query = {"after_sequence": after_sequence, "limit": limit}
+        return await self._get(f"/api/runs/{_part(run_id)}/events", EventsPage, query)
+
+    async def event(self, run_id: str, sequence: int) -> EventView:
+        """One event with its whole payload, however long."""
+        return await self._get(f"/api/runs/{_part(run_id)}/events/{sequence}", EventView)
+
+    async def dead_letters(
+        self, *, kind: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> DeadLetterList:
+        """One page, newest first. In secure mode the token is the operators' key."""
+        query = {"kind": kind, "limit": limit, "cursor": cursor}
+        return await self._get("/api/dead-letters", DeadLetterList, query)
+
+    async def replay_dead_letter(self, letter_id: str) -> DeadLetterReplayed:
+        """Send a dead letter's message again to where it came from."""
+        return await self._post(f"/api/dead-letters/{_part(letter_id)}/replay", DeadLetterReplayed)
+
+    async def health(self) -> HealthView:
+        return await self._get("/api/health", HealthView)
+
+    async def ready(self) -> bool:
+        """Whether the gateway can use its bus and log. An unreachable gateway is not ready."""
+        try:
+            return (await self._http.get("/api/health/ready")).is_success
+        except httpx.TransportError:
+            return False
+
+    async def stream(
+        self,
+        run_id: str,
+        *,
+        after_sequence: int = 0,
+        deltas: bool = True,
+        follow_suspended: bool = False,
+        reconnecting: Reconnecting | None = None,
+    ) -> AsyncGenerator[EventView]:
+        """Every event after `after_sequence`, then live ones, with reconnects in between.
+
+        Ends after a terminal event, and, without `follow_suspended`, once the run waits for a person. A gateway that
+        this client has never reached is not waited for.
+        """
+        seen, failures, retry_ms = after_sequence, 0, None
+        while True:
+            query = {"deltas": _flag(deltas), "follow_suspended": _flag(follow_suspended)}
+            parser, idle = EventParser(), True
+            try:
+                async with aclosing(self._connect(run_id, query, seen, parser)) as events:
+                    async for event in events:
+                        if event is None:
+                            return
+                        failures, idle = 0, False
+                        if 0 < event.sequence <= seen:
+                            continue
+                        seen = max(seen, event.sequence)
+                        yield event
+                        if event.type in _TERMINAL_TYPES:
+                            return
+                if not idle:
+                    continue  # A clean end after news: the gateway says at once whether something is left.
+            except ConfigurationError:
+                raise  # Somebody has to change something first: asking again does not help.
+            except (Unavailable, InternalError, httpx.TransportError, ValueError) as error:
+                failures += 1
+                if failures >= RECONNECTS_MAX or not self._was_there:
+                    raise self._lost(error) from error
+                if reconnecting is not None and failures == 1:
+                    reconnecting(self._lost(error))
+            retry_ms = parser.retry_ms if parser.retry_ms is not None else retry_ms
+            base_s = retry_ms / 1000 if retry_ms is not None else RECONNECT_S
+            await self._sleep(min(base_s * 2 ** max(0, failures - 1), RECONNECT_S_MAX))
+
+    async def _connect(
+        self, run_id: str, query: Mapping[str, str], seen: int, parser: EventParser
+    ) -> AsyncGenerator[EventView | None]:
+        """The events of one connection; `None` says that the gateway has nothing left for this client."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(seen)}
+        timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
+        path = f"/api/runs/{_part(run_id)}/stream"
+        async with self._http.stream(
+            "GET", path, params=dict(query), headers=headers, timeout=timeout
+        ) as response:
+            self._was_there = True
+            if response.status_code == NO_CONTENT:
+                yield None
+                return
+            if response.is_error:
+                raise problem(
+                    response.status_code, await response.aread(), response.headers.get("Retry-After")
+                )
+            async for chunk in response.aiter_bytes():
+                for event in parser.feed(chunk):
+                    yield EventView.model_validate_json(event.data)
+
+    async def _get(self, path: str, view: type[V], query: Mapping[str, object] | None = None) -> V:
+        params = {name: str(value) for name, value in (query or {}).items() if value is not None}
+        return view.model_validate_json(await self._send("GET", path, params=params))
+
+    async def _post(
+        self,
+        path: str,
+        view: type[V],
+        body: BaseModel | None = None,
+        idempotency_key: str | None = None,
+    ) -> V:
+        headers = {"Content-Type": "application/json"}
+        if idempotency_key is not None:
+            headers["Idempotency-Key"] = idempotency_key
+        content = body.model_dump_json(exclude_unset=True) if body is not None else "{}"
+        return view.model_validate_json(await self._send("POST", path, headers=headers, content=content))
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: str | None = None,
+    ) -> bytes:
+        try:
+            response = await self._http.request(method, path, params=params, headers=headers, content=content)
+        except httpx.TransportError as error:
+            raise self._lost(error) from error
+        self._was_there = True
+        if response.is_error:
+            raise problem(response.status_code, response.content, response.headers.get("Retry-After"))
+        return response.content
+
+    def _lost(self, error: Exception) -> PerdureError:
+        if isinstance(error, PerdureError):
+            return error
+        return GatewayUnreachable(
+            f"no gateway answers at {self._url} ({type(error).__name__}); start one with `perdure up`, "
+            "or name the right one in PERDURE_URL"
+        )
+
+
+class _Transport(httpx.AsyncHTTPTransport):
+    """A gateway that dies while a connection to it is made looks like any other that is not there."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            return await super().handle_async_request(request)
+        except AttributeError as error:
+            # On uvloop the library below asks the socket of a connection that is closed already for its peer.
+            raise httpx.ConnectError("the connection broke while it was made", request=request) from error
+
+
+def _part(identifier: str) -> str:
+    return quote(identifier, safe="")
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
