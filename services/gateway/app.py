@@ -1,0 +1,147 @@
+"""The gateway, put together.
+
+Invariant: on SIGTERM streams end first, so that clients reconnect elsewhere with the sequence they have; then running
+requests finish, within their grace (`requests.py`), and the lease is let go of last. All of it fits the chassis's drain
+deadline, also while the bus is away.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp
+
+from libs.bus.checkpoints import Checkpoints
+from libs.bus.creation import Creation
+from libs.bus.liveness import Registration, register
+from libs.bus.ports import Bus, Liveness
+from libs.bus.runs import Runs
+from libs.chassis.logs import get_logger
+from libs.chassis.run import VERSION, Chassis
+from libs.contracts.clock import Clock
+from libs.contracts.errors import LeaseLost
+from libs.contracts.ids import SHARDS
+from libs.projection.follow import Projection, projection
+from libs.projection.sqlite import open_index
+from services.gateway.auth import Keyring
+from services.gateway.commands import CommandsApi
+from services.gateway.deadletters import DeadLettersApi
+from services.gateway.health import HealthApi, Identity
+from services.gateway.requests import Requests
+from services.gateway.roster import Roster
+from services.gateway.routes import application
+from services.gateway.runs import RunsApi
+from services.gateway.server import listen, serve_until
+from services.gateway.settings import GatewaySettings
+from services.gateway.stream import StreamApi
+from services.gateway.tasks import TasksApi
+from services.gateway.watch import Watches
+
+_log = get_logger("gateway")
+
+
+class Gateway:
+    """One gateway over a bus. Made by `gateway`."""
+
+    def __init__(
+        self, bus: Bus, runs: Runs, clock: Clock, liveness: Liveness, settings: GatewaySettings
+    ) -> None:
+        self._bus, self._runs, self._clock = bus, runs, clock
+        self._liveness, self._settings = liveness, settings
+        self._requests = Requests()
+
+    def app(self, rows: Projection, watches: Watches) -> ASGIApp:
+        """The HTTP application over this gateway's parts."""
+        settings, runs = self._settings, self._runs
+        roster = Roster(self._liveness, self._bus.bucket("catalog"), self._clock)
+        creation = Creation(runs, self._clock, shards=SHARDS, limits=settings.limits)
+        keyring = Keyring(settings.keys, settings.operator_key)
+        letters = DeadLettersApi(self._bus.dead_letters)
+        tasks = TasksApi(creation=creation, runs=runs, rows=rows, roster=roster, shards=SHARDS)
+        reading = RunsApi(runs=runs, log=self._bus.log, rows=rows, watches=watches, shards=SHARDS)
+        commands = CommandsApi(runs=runs, rows=rows, liveness=self._liveness, roster=roster, shards=SHARDS)
+        identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
+        health = HealthApi(bus=self._bus, roster=roster, identity=identity)
+        handlers = {
+            "create_task": tasks.create,
+            "show_task": tasks.show,
+            "list_runs": reading.find,
+            "show_run": reading.show,
+            "start_run": commands.start,
+            "cancel_run": commands.cancel,
+            "reply_to_run": commands.reply,
+            "approve_call": commands.approve,
+            "reconcile_call": commands.reconcile,
+            "message_run": commands.message,
+            "pause_run": commands.pause,
+            "resume_run": commands.resume,
+            "delete_run": commands.delete,
+            "list_questions": reading.questions,
+            "list_events": reading.events,
+            "show_event": reading.event,
+            "stream_run": StreamApi(watches, shards=SHARDS).stream,
+        }
+        handlers |= {"list_dead_letters": letters.find, "replay_dead_letter": letters.replay}
+        opened = {"health": health.health, "ready": health.ready}
+        return application(handlers, opened, keyring, self._clock, self._requests)
+
+    @asynccontextmanager
+    async def parts(self) -> AsyncGenerator[tuple[Projection, Watches]]:
+        """The read model and the watches, with the tasks that keep them up to date."""
+        data = self._settings.data / "index"
+        path = data / f"{self._bus.subjects.prefix}-{self._settings.replica_id}.sqlite"
+        checkpoints = Checkpoints(self._bus.bucket("checkpoints"), self._bus.store("blobs"), self._bus.log)
+        async with (
+            open_index(path) as index,
+            projection(self._bus.log, index, SHARDS) as rows,
+            asyncio.TaskGroup() as group,
+        ):
+            yield (
+                rows,
+                Watches(
+                    runs=self._runs,
+                    log=self._bus.log,
+                    wire=self._bus.wire,
+                    checkpoints=checkpoints,
+                    subjects=self._bus.subjects,
+                    clock=self._clock,
+                    group=group,
+                ),
+            )
+
+    async def run(self, bound: socket.socket, stop: asyncio.Event) -> None:
+        """Serve on `bound` until `stop`; then drain."""
+        async with self.parts() as (rows, watches), asyncio.TaskGroup() as group:
+            host, port = bound.getsockname()[:2]
+            _log.info("gateway.listening", host=host, port=port)
+            stopped = asyncio.Event()
+            group.create_task(serve_until(stopped, self.app(rows, watches), bound))
+            await stop.wait()
+            watches.drain()
+            self._requests.drain()
+            stopped.set()
+
+
+async def serve(chassis: Chassis[GatewaySettings]) -> None:
+    """Run the service until its chassis says stop. Raises `LeaseLost` when the others declared this process dead."""
+    settings, dead = chassis.settings, asyncio.Event()
+    registration = Registration(
+        service="gateway",
+        replica=settings.replica_id,
+        slots=0,
+        model_configured=False,
+        ttl_s=settings.lease_ttl_s,
+        info={"version": VERSION},
+    )
+
+    def on_death() -> None:
+        dead.set()
+        chassis.stop.set()
+
+    with listen(settings.host, settings.port) as bound:
+        async with register(chassis.bus, chassis.clock, registration, on_death=on_death) as liveness:
+            gateway = Gateway(chassis.bus, chassis.runs, chassis.clock, liveness, settings)
+            await gateway.run(bound, chassis.stop)
+    if dead.is_set():
+        raise LeaseLost("the others declared this process dead; it starts again under a new boot id")

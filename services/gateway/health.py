@@ -1,0 +1,93 @@
+"""Health: what this deployment is made of, for people and probes.
+
+Invariant: open to everybody, so it names no secret, no tenant and no run; it answers within its bound even when the
+bus does not.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from libs.bus.ports import Bus, Replica
+from libs.contracts.errors import BusUnavailable
+from libs.contracts.tools import HostCatalog
+from libs.contracts.views import HealthView, ReadyView, ReplicaView, ToolView
+from services.gateway import edge
+from services.gateway.roster import Roster
+
+# A probe gives up after a few seconds; an answer that the bus is silent must come before that.
+PATIENCE_S = 2.0
+SERVICES = ("gateway", "scheduler", "executor", "toolhost", "verifier")
+
+
+class Identity(NamedTuple):
+    """What this process says of itself."""
+
+    replica_id: str
+    version: str
+    secure: bool
+    test_hooks: Sequence[str]
+
+
+class HealthApi:
+    """`/api/health` and `/api/health/ready`."""
+
+    def __init__(self, *, bus: Bus, roster: Roster, identity: Identity) -> None:
+        self._bus, self._roster, self._identity = bus, roster, identity
+
+    async def health(self, _: Request) -> Response:
+        replicas: list[Replica] = []
+        catalogs: list[HostCatalog] = []
+        usable = self._bus.connected()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                replicas = await self._roster.replicas()
+                catalogs = await self._roster.catalogs()
+        except (TimeoutError, BusUnavailable):
+            usable = False
+        services = {name: [_view(one) for one in replicas if one.service == name] for name in SERVICES}
+        complete = usable and all(services.values())
+        hosts = [catalog for catalog in catalogs if catalog.workspaces]
+        policies = {one.info["policy"] for one in replicas if "policy" in one.info}
+        return edge.answer(
+            HealthView(
+                status="ok" if complete else "degraded",
+                version=self._identity.version,
+                replica_id=self._identity.replica_id,
+                secure=self._identity.secure,
+                bus=usable,
+                model_configured=any(one.model_configured for one in replicas if one.service == "executor"),
+                services=services,
+                tools=_tools(catalogs),
+                sandbox=", ".join(sorted({host.sandbox for host in hosts})) or "none",
+                policy=", ".join(sorted(policies)) or "default",
+                backends={"log": "jetstream", "index": "sqlite"},
+                test_hooks=list(self._identity.test_hooks),
+            )
+        )
+
+    async def ready(self, _: Request) -> Response:
+        """Whether the log's leader answers; a model is not needed to read history."""
+        if not await self._bus.usable():
+            raise BusUnavailable("the bus does not answer; the gateway reconnects by itself", retry_after_s=1)
+        return edge.answer(ReadyView(status="ready"))
+
+
+def _view(replica: Replica) -> ReplicaView:
+    return ReplicaView(replica_id=replica.replica, slots=replica.slots, free=replica.free, info=replica.info)
+
+
+def _tools(catalogs: Sequence[HostCatalog]) -> list[ToolView]:
+    found = {
+        tool.name: ToolView(
+            name=tool.name, description=tool.description, semantics=tool.semantics, risk=tool.risk
+        )
+        for catalog in catalogs
+        # What is shared among hosts of a kind (`verify`) is called by the runtime, never by a model.
+        if not catalog.shared
+        for tool in catalog.tools
+    }
+    return [found[name] for name in sorted(found)]
