@@ -1,0 +1,160 @@
+"""The scheduler, put together.
+
+Invariant: on SIGTERM the lead is let go of first, so that another scheduler acts within moments; nothing else has to be
+finished, because nothing here is the truth.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from libs.bus.creation import Creation
+from libs.bus.liveness import LeaseValue, Registration, register
+from libs.bus.ports import Bus, Liveness
+from libs.bus.runs import Runs
+from libs.chassis.run import Chassis
+from libs.contracts.clock import Clock
+from libs.contracts.errors import LeaseLost
+from libs.contracts.ids import SHARDS
+from services.scheduler.chores import Chores
+from services.scheduler.deadlines import Deadlines
+from services.scheduler.family import Family
+from services.scheduler.leadership import Leadership
+from services.scheduler.remains import Remains
+from services.scheduler.replicas import Replicas
+from services.scheduler.rows import Rows
+from services.scheduler.settings import SchedulerSettings, Timing
+from services.scheduler.sweep import Sweep
+from services.scheduler.takeover import Takeover
+from services.scheduler.tasks import Tasks
+from services.scheduler.tickets import Tickets
+from services.scheduler.wakeups import Wakeups
+
+# All shards are one group while one scheduler keeps up with them.
+GROUP = 0
+
+
+class Scheduler:
+    """One scheduler process over a bus."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        runs: Runs,
+        clock: Clock,
+        liveness: Liveness,
+        creation: Creation,
+        *,
+        tenant_runs_max: int | None,
+        timing: Timing,
+    ) -> None:
+        self._clock, self._timing = clock, timing
+        leases = bus.bucket("leases")
+        self.rows = Rows()
+        self._replicas = Replicas(leases, self.rows, changed=self._reconsider, died=self._died)
+        family = Family(runs, bus.log, liveness)
+        remains = Remains(bus.log, bus.bucket("checkpoints"), bus.bucket("journal"), self.rows, clock, timing)
+        self._tickets = Tickets(
+            bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
+        )
+        self._chores = Chores(family, bus.timers, remains, clock)
+        self._wakeups = Wakeups(
+            bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note
+        )
+        self._deadlines = Deadlines(
+            bus.timers, bus.queue, bus.subjects, runs, self.rows, self._wakeups, self._chores
+        )
+        self._takeover = Takeover(liveness, self._replicas, bus.queue, bus.subjects, bus.bucket("catalog"))
+        self._sweep = Sweep(
+            self.rows,
+            self._wakeups,
+            self._replicas,
+            self._chores,
+            clock,
+            timing,
+            steps=[
+                self._takeover.find_hosts,
+                self._deadlines.compare,
+                remains.finish_deletions,
+                remains.clear_journals,
+            ],
+        )
+        self.leadership = Leadership(
+            leases, clock, boot=liveness.boot, group=GROUP, ttl_s=timing.lead_s, gained=self._gained
+        )
+        self._tasks = Tasks(bus.queue, bus.subjects, creation, runs)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then let go of the lead."""
+        parts: list[Coroutine[Any, Any, None]] = [
+            self._wakeups.follow(),
+            self._wakeups.read(),
+            self._replicas.watch(),
+            self._tickets.send(self.leadership, self._wakeups.settled),
+            self._takeover.attend(self.leadership, again_s=self._timing.tick_s),
+            self._sweep.sweep(self.leadership),
+            self._chores.work(self.leadership),
+            self._deadlines.consume(self.leadership),
+            self._tasks.consume(),
+            self._tick(),
+            self.leadership.watch(),
+        ]
+        async with asyncio.TaskGroup() as group:
+            campaign = group.create_task(self.leadership.campaign())
+            tasks = [group.create_task(part) for part in parts]
+            await stop.wait()
+            campaign.cancel()
+            await self.leadership.release()
+            for task in tasks:
+                task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(self._timing.tick_s)
+            self.rows.expire(self._clock.monotonic() - self._timing.claim_s)
+            self.rows.fall_due(self._clock.now())
+            self._replicas.suspect_owners()
+            self._reconsider()
+
+    def _reconsider(self) -> None:
+        self._tickets.reconsider()
+
+    def _gained(self) -> None:
+        self._sweep.soon()
+        self._reconsider()
+
+    def _died(self, replica: LeaseValue) -> None:
+        for row in self.rows.bury(replica.boot):
+            self._wakeups.look_into(row)
+        self._takeover.died(replica)
+
+
+async def serve(chassis: Chassis[SchedulerSettings]) -> None:
+    """Run the service until its chassis says stop. Raises `LeaseLost` when the others declared this process dead."""
+    settings, dead = chassis.settings, asyncio.Event()
+    registration = Registration(
+        service="scheduler",
+        replica=settings.replica_id,
+        slots=0,
+        model_configured=False,
+        ttl_s=settings.lease_ttl_s,
+        info={},
+    )
+
+    def on_death() -> None:
+        dead.set()
+        chassis.stop.set()
+
+    async with register(chassis.bus, chassis.clock, registration, on_death=on_death) as liveness:
+        scheduler = Scheduler(
+            chassis.bus,
+            chassis.runs,
+            chassis.clock,
+            liveness,
+            Creation(chassis.runs, chassis.clock, shards=SHARDS, limits=settings.limits),
+            tenant_runs_max=settings.tenant_runs_max,
+            timing=Timing(),
+        )
+        await scheduler.run(chassis.stop)
+    if dead.is_set():
+        raise LeaseLost("the others declared this process dead; it starts again under a new boot id")

@@ -1,0 +1,157 @@
+"""Chores: what a change of one run asks the scheduler to do for another, or beside it.
+
+Invariant: every chore looks at the log before it acts, so it may be done twice or too late; only the leader does any,
+and what is dropped (another leads, there are too many, the bus is full) the sweep finds again.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple, assert_never
+
+from libs.bus.ports import LogKey, Timers
+from libs.chassis.logs import get_logger
+from libs.contracts.clock import Clock
+from libs.contracts.errors import BusUnavailable, PerdureError
+from services.scheduler.family import Family
+from services.scheduler.leadership import Leadership
+from services.scheduler.remains import Remains
+from services.scheduler.row import Row
+
+# Far above what a burst of endings makes; a chore is a few hundred bytes.
+CHORES_MAX = 100_000
+# Done at the same time: enough to hide the round trips of a fold and an append, few enough not to crowd out the owners.
+WORKERS = 16
+# Between two tries of one worker while the bus is away; every try has been patient by itself.
+PAUSE_S = 0.5
+PAUSE_S_MAX = 10.0
+
+_log = get_logger("chores")
+
+
+class Report(NamedTuple):
+    """A run that may be a child has ended: its parent must hear of it."""
+
+    child: LogKey
+
+
+class Review(NamedTuple):
+    """A run waits for children: perhaps one has ended and nobody told."""
+
+    parent: LogKey
+
+
+class Recall(NamedTuple):
+    """A parent has ended, or seems to: its child must end too."""
+
+    child: LogKey
+    parent: LogKey
+
+
+class Arm(NamedTuple):
+    """A run waits until then at most: a timer must stand for it."""
+
+    run: LogKey
+    sequence: int
+    due_at: datetime
+
+
+class Disarm(NamedTuple):
+    """A timer stands for a wait that is over."""
+
+    run_id: str
+    sequence: int
+
+
+class Purge(NamedTuple):
+    """A run was deleted: what is below its tombstone must go."""
+
+    run: LogKey
+    tombstone: int
+
+
+Chore = Report | Review | Recall | Arm | Disarm | Purge
+
+
+def ended(
+    run: LogKey, before: Row | None, children: Sequence[Row], *, tombstone: int | None = None
+) -> list[Chore]:
+    """What the end of a run asks for. `before` is its row until now, `children` are those that have not ended."""
+    chores: list[Chore] = [Recall(child.key, run) for child in children]
+    if before is not None and (before.origin is None or before.parent is not None):
+        chores.append(Report(run))
+    if tombstone is not None:
+        chores.append(Purge(run, tombstone))
+    return chores
+
+
+def moved(before: Row | None, after: Row) -> list[Chore]:
+    """What a run that goes on asks for."""
+    deadline = after.deadline
+    if deadline is None or (before is not None and before.deadline == deadline):
+        return []
+    return [Arm(after.key, *deadline)]
+
+
+class Chores:
+    """Does chores one by one in a few workers, each once however often it was asked for meanwhile."""
+
+    def __init__(self, family: Family, timers: Timers, remains: Remains, clock: Clock) -> None:
+        self._family, self._timers, self._remains, self._clock = family, timers, remains, clock
+        self._waiting: dict[Chore, None] = {}
+        self._added = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, chores: Iterable[Chore]) -> None:
+        for chore in chores:
+            if len(self._waiting) < CHORES_MAX:
+                self._waiting[chore] = None
+                self._added.set()
+
+    async def work(self, leadership: Leadership) -> None:
+        """Do what is asked for until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._worker(leadership))
+
+    async def _worker(self, leadership: Leadership) -> None:
+        pause_s = PAUSE_S
+        while True:
+            while not self._waiting:
+                self._added.clear()
+                await self._added.wait()
+            chore = next(iter(self._waiting))
+            del self._waiting[chore]
+            if not leadership.leads:
+                continue
+            try:
+                await self._do(chore)
+                pause_s = PAUSE_S
+            except BusUnavailable as error:
+                _log.warning("chore.waits", chore=type(chore).__name__, message=error.message)
+                self.add([chore])
+                await self._clock.sleep(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            except PerdureError as error:
+                # No room for it now, or a run that this version cannot read: the sweep comes back to it, and the other
+                # chores are none the worse.
+                _log.warning("chore.left", chore=type(chore).__name__, message=error.message)
+
+    async def _do(self, chore: Chore) -> None:
+        match chore:
+            case Report(child=child):
+                await self._family.report(child)
+            case Review(parent=parent):
+                await self._family.review(parent)
+            case Recall(child=child, parent=parent):
+                await self._family.recall(child, parent)
+            case Arm(run=run, sequence=sequence, due_at=due_at):
+                await self._timers.arm(run, sequence, due_at)
+            case Disarm(run_id=run_id, sequence=sequence):
+                await self._timers.cancel(run_id, sequence)
+            case Purge(run=run, tombstone=tombstone):
+                await self._remains.purge(run, tombstone)
+            case _:
+                assert_never(chore)

@@ -1,0 +1,39 @@
+"""What the scheduler reads from the environment, beyond what every service reads."""
+
+from typing import Annotated, NamedTuple
+
+from pydantic import BeforeValidator, Field, InstanceOf
+
+from libs.chassis.settings import ServiceSettings, parse_limits
+from libs.contracts.tasks import Limits
+
+
+def _limits(value: object) -> Limits:
+    return value if isinstance(value, Limits) else parse_limits(str(value))
+
+
+class SchedulerSettings(ServiceSettings):
+    """`tenant_runs_max` caps how many runs of a tenant are executed at once, children aside; others stay queued."""
+
+    tenant_runs_max: Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)] = None
+    limits: Annotated[InstanceOf[Limits], BeforeValidator(_limits), Field(alias="PERDURE_LIMITS")] = Limits()
+
+
+class Timing(NamedTuple):
+    """How patient the scheduler is, in seconds. Not configurable: tests shorten it to see what it does.
+
+    `tick_s`: how often due retries, expired tickets and suspects are looked at, all in memory.
+    `claim_s`: a ticket that is not claimed by then no longer counts against the slots; as long as the bus takes to
+    give it to another executor.
+    `resend_s`: a ticket that is not claimed by then is taken for lost. `sweep_s`: how often lost things are looked for.
+    `lead_s`: the lease of the leader, renewed three times in that time.
+    `journal_kept_s`: how long after its end a run's journal is kept; `journals_s`: how often old ones are looked for.
+    """
+
+    tick_s: float = 1.0
+    claim_s: float = 5.0
+    resend_s: float = 30.0
+    sweep_s: float = 30.0
+    lead_s: float = 3.0
+    journal_kept_s: float = 24 * 3600.0
+    journals_s: float = 600.0

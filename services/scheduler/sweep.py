@@ -1,0 +1,117 @@
+"""The sweep: finds what a lost hint, a lost message or a stopped scheduler left behind.
+
+Invariant: whatever it finds, the log is read before anything is done about it; sweeping twice changes nothing. A sweep
+does a bounded amount of work, and what does not fit the next one finds.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+
+from libs.chassis.logs import get_logger
+from libs.contracts.clock import Clock
+from libs.contracts.errors import BusUnavailable, LogError
+from libs.contracts.run import RunStatus
+from services.scheduler.chores import Chores, Recall, Review
+from services.scheduler.leadership import Leadership
+from services.scheduler.replicas import Replicas
+from services.scheduler.row import Row
+from services.scheduler.rows import Rows
+from services.scheduler.settings import Timing
+from services.scheduler.wakeups import READS_MAX, Wakeups
+
+# Runs that are folded in one sweep to learn what is not urgent; and waiting parents that are looked at.
+READS_PER_SWEEP = 1_000
+REVIEWS_PER_SWEEP = 1_000
+
+_log = get_logger("sweep")
+
+
+class Sweep:
+    """Sweeps when this process becomes the leader, and regularly while it is.
+
+    `steps` are what the other parts have to look for; each is quiet when there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        wakeups: Wakeups,
+        replicas: Replicas,
+        chores: Chores,
+        clock: Clock,
+        timing: Timing,
+        steps: Sequence[Callable[[], Awaitable[None]]],
+    ) -> None:
+        self._rows, self._wakeups, self._replicas, self._chores = rows, wakeups, replicas, chores
+        self._clock, self._timing = clock, timing
+        self._steps = (self._find_lost_tickets, replicas.reconcile, *steps)
+        self._soon = asyncio.Event()
+
+    def soon(self) -> None:
+        """Do not wait for the next one."""
+        self._soon.set()
+
+    async def sweep(self, leadership: Leadership) -> None:
+        """Sweep until cancelled."""
+        await self._wakeups.settled.wait()
+        await self._replicas.known.wait()
+        while True:
+            try:
+                async with asyncio.timeout(self._timing.sweep_s):
+                    await self._soon.wait()
+            except TimeoutError:
+                pass
+            self._soon.clear()
+            if leadership.leads:
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        self._look_into_runs()
+        self._look_at_families()
+        self._replicas.suspect_owners()
+        for step in self._steps:
+            # None waits for another's trouble with the bus.
+            try:
+                await step()
+            except (BusUnavailable, LogError) as error:
+                _log.warning("sweep.cut_short", message=error.message)
+
+    def _look_into_runs(self) -> None:
+        unknown = 0
+        for row in self._rows:
+            unknown += not row.known
+            self._wakeups.look_into(row, thoroughly=unknown <= READS_PER_SWEEP)
+
+    def _look_at_families(self) -> None:
+        """A parent that waits while none of its children goes on; a child that goes on while its parent does not."""
+        childless = (
+            Review(row.key)
+            for row in self._rows
+            if row.status is RunStatus.WAITING_FOR_CHILD and not self._rows.children_of(row.run_id)
+        )
+        self._chores.add(islice(childless, REVIEWS_PER_SWEEP))
+        for row in self._rows:
+            if row.parent is not None and row.parent.log_id not in self._rows:
+                self._chores.add([Recall(row.key, row.parent)])
+
+    async def _find_lost_tickets(self) -> None:
+        before = self._clock.monotonic() - self._timing.resend_s
+        lost = [row for row in self._rows if row.ticketed_at is not None and row.ticketed_at <= before]
+        for start in range(0, len(lost), READS_MAX):
+            async with asyncio.TaskGroup() as group:
+                for row in lost[start : start + READS_MAX]:
+                    group.create_task(self._send_again(row))
+
+    async def _send_again(self, row: Row) -> None:
+        """Let the run wait for another ticket, if the log says that it still waits for one."""
+        try:
+            await self._wakeups.refresh(row)
+        except (BusUnavailable, LogError) as error:
+            _log.warning("run.unreadable", run_id=row.run_id, message=error.message)
+            return
+        now = self._rows.get(row.run_id)
+        if now is not None and now.ticketed_at == row.ticketed_at:
+            _log.info("ticket.lost", run_id=row.run_id, tickets=row.tickets)
+            self._rows.unticket(row.run_id)
+            self._wakeups.changed()

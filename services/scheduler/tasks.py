@@ -1,0 +1,82 @@
+"""Tasks from the bus: what is published on `<p>.tasks.<tenant>` becomes a run, as if it had been posted.
+
+Invariant: an acked message is a run in the log or a dead letter with the reason; delivered again it makes neither a
+second time (key: tenant and Idempotency-Key, else the message's place in its stream).
+"""
+
+from libs.bus.creation import CreateRequest, Creation
+from libs.bus.ports import ACK, Delivery, Outcome, Queue, nak
+from libs.bus.runs import Runs
+from libs.chassis.logs import get_logger
+from libs.contracts.errors import RequestError, StorageFull
+from libs.contracts.events import LogEvent, RunStartRequested
+from libs.contracts.http import body_hash, idempotency_key, parse_task
+from libs.contracts.ids import is_token
+from libs.contracts.run import RunState, RunStatus
+from libs.contracts.streams import tasks_consumer
+from libs.contracts.subjects import Subjects
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+# One append each; more at once would only queue at the log's stream.
+TASKS_MAX = 16
+# When the bus is full somebody has to make room first; other troubles of the bus are the consumer's to repeat.
+FULL_S = 15.0
+# Who asked for the start, and where the run came from.
+BY = "bus"
+
+_log = get_logger("tasks")
+
+
+class Tasks:
+    """The consumer of published tasks. Every replica takes part: the log decides, not the leader."""
+
+    def __init__(self, queue: Queue, subjects: Subjects, creation: Creation, runs: Runs) -> None:
+        self._queue, self._subjects = queue, subjects
+        self._creation, self._runs = creation, runs
+
+    async def consume(self) -> None:
+        """Make runs until cancelled."""
+        await self._queue.consume(tasks_consumer(self._subjects), self.handle, concurrency=TASKS_MAX)
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """One published task. Raises `BusUnavailable`: then it is delivered again."""
+        tenant = self._subjects.tenant_of_task(delivery.subject)
+        try:
+            request = _request(tenant, delivery)
+            created = await self._creation.create(request)
+            if created.existed and created.folded.state.status is RunStatus.PENDING:
+                # Posted before under the same key without a start: a published task always runs.
+                await self._runs.command(tenant, created.run_id, _start)
+        except RequestError as error:
+            _log.warning("task.rejected", tenant=tenant, code=error.code, message=error.message)
+            await self._queue.dead_letter(
+                self._subjects.rejected(tenant), delivery, f"{error.code}: {error.message}"
+            )
+            return ACK
+        except StorageFull as error:
+            _log.warning("task.delayed", tenant=tenant, message=error.message)
+            return nak(FULL_S)
+        _log.info("task.accepted", tenant=tenant, run_id=created.run_id, existed=created.existed)
+        return ACK
+
+
+def _request(tenant: str, delivery: Delivery) -> CreateRequest:
+    if not is_token(tenant):
+        raise RequestError(f"tenant {tenant!r} must match [a-z0-9_-]{{1,64}}; publish on tasks.<tenant>")
+    task = parse_task(delivery.body)
+    key = idempotency_key(delivery.headers.get(IDEMPOTENCY_KEY))
+    return CreateRequest(
+        tenant=tenant,
+        task=task.spec(),
+        body_hash=body_hash(task),
+        auto_start=True,
+        by=BY,
+        source=BY,
+        cause=("key", key)
+        if key is not None
+        else ("message", delivery.stream_created, str(delivery.stream_sequence)),
+    )
+
+
+def _start(state: RunState) -> list[LogEvent]:
+    return [RunStartRequested(by=BY)] if state.status is RunStatus.PENDING else []
