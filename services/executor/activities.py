@@ -1,0 +1,295 @@
+"""What a run has going on in the world: model calls, tool calls, verification, attaching its workspace.
+
+Invariant: an activity only observes; what it saw comes back as events for the session to append, and cancelling one
+at any moment is safe, because the log and the journal know how far it got.
+"""
+
+from typing import NamedTuple, assert_never
+
+import msgspec
+
+from libs.bus.ports import Bus
+from libs.bus.runs import Runs
+from libs.chassis.crash import CrashHooks
+from libs.chassis.logs import get_logger
+from libs.contracts import events as e
+from libs.contracts.checks import CHECK_TIMEOUT_S, Verification, VerifyArguments
+from libs.contracts.clock import Clock
+from libs.contracts.ids import verify_call_id
+from libs.contracts.run import CallState, PendingVerification, RunState
+from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult, ToolSpec
+from libs.contracts.values import RunError
+from libs.policy.decision import Policy
+from services.executor.decision.decide import Activity, Attach, CallModel, CallTool, Env, SpawnChild, Verify
+from services.executor.decision.waits import again
+from services.executor.endpoint.talk import Conversing, Talking, Tell
+from services.executor.tools.calls import CallOutcome, Calls, HostGone
+from services.executor.tools.children import spawn
+from services.executor.tools.hosts import Hosts
+from services.executor.tools.recovery import NextAttempt, Uncertain
+from services.executor.tools.runtime import offered_to
+from services.executor.tools.workspace import AttachFailed, AttachRefused, Workspaces
+
+# Beyond the checks' own time: snapshot, checkouts, the way there and back.
+VERIFY_OVERHEAD_S = 120.0
+# Verifications that broke off (a dead verifier, a dead host) before the run is given up.
+VERIFY_ATTEMPTS_MAX = 10
+# How long the first turn waits for a tool host, so that a model is not asked without its tools at start-up.
+HOSTS_WAIT_S = 30.0
+
+
+class Workbench(NamedTuple):
+    """What all runs of a process share."""
+
+    bus: Bus
+    clock: Clock
+    hosts: Hosts
+    calls: Calls
+    workspaces: Workspaces
+    talker: Talking
+    runs: Runs
+    policy: Policy
+    hooks: CrashHooks
+
+
+class Lost(NamedTuple):
+    """A host says that the run has another owner or is over: look at the log."""
+
+    reason: str
+
+
+Observed = list[e.LogEvent] | Lost
+
+
+class Activities:
+    """The activities of one run under one claim."""
+
+    def __init__(self, bench: Workbench, state: RunState) -> None:
+        self._bench = bench
+        self._attached = False
+        self._spawned: set[str] = set()
+        # The hosts that calls of this claim went to: who has to be told when the run ends.
+        self._asked: set[str] = set()
+        self._specs: dict[str, ToolSpec] | None = None
+        self._talk: Conversing | None = None
+        self._log = get_logger("activities").bind(run_id=state.run_id)
+
+    def env(self, state: RunState, *, busy: bool, draining: bool) -> Env:
+        """What the decision may know beside the log."""
+        return Env(
+            now=self._bench.clock.now(),
+            model=state.task.model or self._bench.talker.model,
+            specs=self._known(state),
+            attached=self._attached,
+            busy=busy,
+            draining=draining,
+            window=self._conversation(state).window,
+            policy=self._bench.policy,
+            spawned=frozenset(self._spawned),
+        )
+
+    async def carry_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
+        """Do it, and say what was seen; `tell` hears what is worth knowing before. `fresh`: its intent was appended by
+        this owner under this claim."""
+        match activity:
+            case Attach():
+                return await self._attach(state)
+            case CallModel():
+                await self._bench.hosts.until(self._bench.hosts.ready, HOSTS_WAIT_S)
+                self._bench.hooks.at_goal(state.task.goal)
+                return await self._conversation(state).next_turn(state, tell)
+            case CallTool(call):
+                return await self._call(state, call, fresh=fresh)
+            case SpawnChild(call):
+                child = await spawn(self._bench.runs, state, call)
+                self._log.info("child.spawned", call_id=call.call_id, child_run_id=child)
+                self._spawned.add(call.call_id)
+                return []
+            case Verify(pending):
+                return await self._verify(state, pending, fresh=fresh)
+            case _:
+                assert_never(activity)
+
+    async def kill(self, state: RunState) -> None:
+        """Have every host that may run something for the run kill it."""
+        boots = set(self._asked)
+        if state.attachment is not None:
+            boots.add(state.attachment.host)
+        for boot in sorted(boots):
+            await self._bench.calls.kill(state.run_id, state.epoch, boot)
+
+    def _conversation(self, state: RunState) -> Conversing:
+        """The run's side of its talk with the model. The tools on offer are fixed with the first use after start-up,
+        because the static part of a prompt never changes within a run."""
+        if self._talk is None or (self._specs is None and self._bench.hosts.ready()):
+            offered = self._offered(state)
+            self._talk = self._bench.talker.talk(state, offered)
+            if self._bench.hosts.ready():
+                self._specs = offered
+        return self._talk
+
+    def _offered(self, state: RunState) -> dict[str, ToolSpec]:
+        found = {**self._bench.hosts.tools(), **offered_to(state)}
+        wanted = state.task.tools
+        return found if wanted is None else {name: spec for name, spec in found.items() if name in wanted}
+
+    def _known(self, state: RunState) -> dict[str, ToolSpec]:
+        """The tools as the decision sees them."""
+        return self._specs if self._specs is not None else self._offered(state)
+
+    def _needs_workspace(self, state: RunState, call: CallState) -> bool:
+        spec = self._known(state).get(call.name)
+        return spec is None or spec.needs_workspace
+
+    async def _attach(self, state: RunState) -> Observed:
+        attached = await self._bench.workspaces.attach(state)
+        if isinstance(attached, AttachRefused):
+            return Lost(f"the workspace was not attached: {attached.reason}")
+        if isinstance(attached, AttachFailed):
+            error = RunError(error_code="WORKSPACE_ERROR", message=attached.message)
+            return [e.RunFailed(error=error, usage=state.usage)]
+        self._attached = True
+        return [attached.event] if attached.event is not None else []
+
+    async def _call(self, state: RunState, call: CallState, *, fresh: bool) -> Observed:
+        spec = self._known(state).get(call.name)
+        in_workspace = self._needs_workspace(state, call)
+        if in_workspace and state.attachment is None:
+            # The hosts changed since the decision, which took the call for one without a workspace.
+            self._attached = False
+            return []
+        boot = await self._host_of(state, call, in_workspace=in_workspace)
+        self._asked.add(boot)
+        message = ToolCall(
+            tenant=state.tenant,
+            run_id=state.run_id,
+            call_id=call.call_id,
+            attempt=call.attempt,
+            epoch=state.epoch,
+            name=call.name,
+            arguments=call.arguments,
+            semantics=call.semantics,
+            idempotency_key=call.idempotency_key,
+            not_after="",
+            timeout_s=min(state.limits.tool_timeout_s, spec.timeout_s if spec is not None else 120.0),
+            output_chars_max=state.limits.max_tool_output_chars,
+            workspace=state.workspace if in_workspace else "",
+            workspace_id=state.attachment.workspace_id if state.attachment and in_workspace else "",
+            approval_sequence=call.approval_sequence,
+            approval_hash=call.approval_hash,
+        )
+        if call.semantics is Semantics.READ_ONLY:
+            outcome = await self._bench.calls.ask(message, boot)
+        else:
+            outcome = await self._bench.calls.effect(message, boot, fresh=fresh)
+        return self._observed(call, outcome)
+
+    async def _host_of(self, state: RunState, call: CallState, *, in_workspace: bool) -> str:
+        if in_workspace:
+            assert state.attachment is not None
+            return state.attachment.host
+        while (host := self._bench.hosts.offering(call.name, state.run_id)) is None:
+            await self._bench.hosts.until(
+                lambda: self._bench.hosts.offering(call.name, state.run_id) is not None, HOSTS_WAIT_S
+            )
+        return host.boot
+
+    def _observed(self, call: CallState, outcome: CallOutcome) -> Observed:
+        match outcome:
+            case ToolResult(refused=(Refusal.STALE_EPOCH | Refusal.RUN_NOT_LIVE) as refused):
+                return Lost(f"{call.name} was refused: {refused}")
+            case ToolResult():
+                return [_completed(call, outcome)]
+            case HostGone(reason):
+                self._log.warning("call.host_gone", call_id=call.call_id, reason=reason)
+                self._attached = False
+                return []
+            case NextAttempt():
+                return [again(call)]
+            case Uncertain(entry):
+                reason = f"host {entry.replica} (boot {entry.boot}) died while it ran {call.name}"
+                uncertain = e.ToolUncertain(
+                    call_id=call.call_id,
+                    attempt=call.attempt,
+                    reason=reason,
+                    host=entry.host,
+                    boot=entry.boot,
+                    last_seen=entry.at,
+                )
+                return [uncertain]
+            case _:
+                assert_never(outcome)
+
+    async def _verify(self, state: RunState, pending: PendingVerification, *, fresh: bool) -> Observed:
+        turn, attachment = state.last_turn, state.attachment
+        arguments = VerifyArguments(
+            round=pending.round,
+            checks=pending.checks,
+            answer=turn.content if turn is not None else "",
+            host=attachment.host if attachment is not None else "",
+            baseline=attachment.baseline if attachment is not None else None,
+            written=sorted(state.files),
+            # The model hears of the last round in the feedback of the one before.
+            last=pending.round + 1 >= state.limits.max_verification_rounds,
+        )
+        call = ToolCall(
+            tenant=state.tenant,
+            run_id=state.run_id,
+            call_id=verify_call_id(pending.round),
+            attempt=pending.attempt,
+            epoch=state.epoch,
+            name=VERIFY,
+            arguments=msgspec.to_builtins(arguments),
+            semantics=Semantics.IDEMPOTENT,
+            idempotency_key=pending.idempotency_key,
+            not_after="",
+            # A task without checks may still be held against the configured tests.
+            timeout_s=VERIFY_OVERHEAD_S
+            + (sum(getattr(check, "timeout_s", 0.0) for check in pending.checks) or CHECK_TIMEOUT_S),
+            output_chars_max=state.limits.max_tool_output_chars,
+            workspace=state.workspace if attachment is not None else "",
+            workspace_id=attachment.workspace_id if attachment is not None else "",
+        )
+        outcome = await self._bench.calls.effect(call, None, fresh=fresh)
+        return self._verified(state, pending, outcome)
+
+    def _verified(self, state: RunState, pending: PendingVerification, outcome: CallOutcome) -> Observed:
+        if isinstance(outcome, ToolResult) and outcome.refused is None and "verification" in outcome.metadata:
+            verdict = msgspec.convert(outcome.metadata["verification"], Verification)
+            return [
+                e.VerificationCompleted(
+                    round=pending.round,
+                    status=verdict.status,
+                    checks=verdict.checks,
+                    commit=verdict.commit,
+                    feedback=outcome.output,
+                )
+            ]
+        self._attached = False
+        self._log.warning("verification.broke_off", round=pending.round, attempt=pending.attempt)
+        if pending.attempt >= VERIFY_ATTEMPTS_MAX:
+            why = f"round {pending.round} of verification broke off {pending.attempt} times; see the verifiers' logs"
+            return [
+                e.RunFailed(error=RunError(error_code="VERIFICATION_FAILED", message=why), usage=state.usage)
+            ]
+        return [
+            e.VerificationRequested(
+                round=pending.round,
+                checks=pending.checks,
+                idempotency_key=pending.idempotency_key,
+                attempt=pending.attempt + 1,
+            )
+        ]
+
+
+def _completed(call: CallState, result: ToolResult) -> e.ToolCompleted:
+    if result.refused is not None:
+        output = result.output or f"{call.name} was refused: {result.refused}"
+        return e.ToolCompleted(call_id=call.call_id, ok=False, output=output, duration_ms=0)
+    return e.ToolCompleted(
+        call_id=call.call_id,
+        ok=result.ok,
+        output=result.output,
+        duration_ms=result.duration_ms,
+        metadata=result.metadata,
+    )

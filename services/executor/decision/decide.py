@@ -1,0 +1,319 @@
+"""The pure core of the agent loop: `settle(state, env)` says what is to be recorded and what is to be done now.
+
+Invariant: the same state and environment give the same answer, whether they were reached by living through them or by
+folding the log after a crash; so recovery is not another path.
+
+One step (`decide`) either has something to say (events, after which it is asked again) or names what should be going
+on in the world (activities; whatever else is going on is to be stopped) or leaves the run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from libs.contracts import events as e
+from libs.contracts.checks import Verdict
+from libs.contracts.clock import parse_rfc3339, rfc3339
+from libs.contracts.envelope import Event
+from libs.contracts.evolve import evolve
+from libs.contracts.ids import verify_call_id
+from libs.contracts.run import CallState, PendingVerification, RunState
+from libs.contracts.tools import ToolSpec
+from libs.contracts.transcript import AssistantItem, UserItem
+from libs.contracts.values import ModelToolCall, RunError, Usage
+from libs.policy.decision import Policy
+from services.executor.decision import calls, waits
+from services.executor.egress.context import Compact, Exhausted, Fits, Window
+from services.executor.ingress.finish import Fail, Final, Nudge, Retry, RunTools, judge, nudges_in
+from services.executor.ingress.turn import ModelTurn
+from services.executor.tools.runtime import DELEGATE
+
+# The error code of a request that the provider calls too long; compacting may still save it.
+OVERFLOW = "CONTEXT_EXHAUSTED"
+# What can be said in a row: the end of one step, its verdict, a compaction and the next step are four.
+SAYS_MAX = 16
+
+
+class Env(NamedTuple):
+    """What the owner knows beside the log. `window` says whether the next request fits; its second argument is
+    whether the provider has just called it too long. `spawned` are the delegate calls whose child this owner has made."""
+
+    now: datetime
+    model: str
+    specs: Mapping[str, ToolSpec]
+    attached: bool
+    busy: bool
+    draining: bool
+    window: Callable[[RunState, bool], tuple[int, Window]]
+    policy: Policy = Policy()
+    spawned: frozenset[str] = frozenset()
+
+
+class Attach(NamedTuple):
+    """Attach the workspace (again, after a claim or the death of its host)."""
+
+
+class CallModel(NamedTuple):
+    iteration: int
+
+
+class CallTool(NamedTuple):
+    call: CallState
+
+
+class SpawnChild(NamedTuple):
+    """Make the run that a `delegate` call asks for; making it again finds it."""
+
+    call: CallState
+
+
+class Verify(NamedTuple):
+    pending: PendingVerification
+
+
+Activity = Attach | CallModel | CallTool | SpawnChild | Verify
+
+
+class Say(NamedTuple):
+    """To be recorded; then decide again."""
+
+    events: list[e.LogEvent]
+
+
+class Do(NamedTuple):
+    """Exactly these activities should be going on. None: wait for a command, or for what is running to stop."""
+
+    activities: tuple[Activity, ...]
+
+
+class Leave(NamedTuple):
+    """Nothing more to do for this owner."""
+
+
+Step = Say | Do | Leave
+
+
+class Settled(NamedTuple):
+    """All that is to be recorded now, and what to do once it is."""
+
+    events: list[e.LogEvent]
+    then: Do | Leave
+    state: RunState
+
+
+def settle(state: RunState, env: Env) -> Settled:
+    """Decide until there is nothing more to say. Ends, because every `Say` moves the state towards an activity."""
+    said: list[e.LogEvent] = []
+    for _ in range(SAYS_MAX):
+        step = decide(state, env)
+        if not isinstance(step, Say):
+            return Settled(said, step, state)
+        state = foresee(state, step.events, env.now)
+        said += step.events
+    raise AssertionError(f"the decision on {state.run_id} does not come to an end in {state.status}")
+
+
+def foresee(state: RunState, bodies: Sequence[e.LogEvent], now: datetime) -> RunState:
+    """The state as it will be once `bodies` are stored."""
+    at = rfc3339(now)
+    for body in bodies:
+        state = evolve(state, Event(state.sequence + 1, state.run_id, at, body))
+    return state
+
+
+def decide(state: RunState, env: Env) -> Step:
+    """One step for a run that this process owns."""
+    if state.owner is None:
+        return Leave()
+    if state.cancel_requested_by is not None:
+        return _end(env, e.RunCancelled(by=state.cancel_requested_by, usage=state.usage))
+    if env.draining:
+        return _end(env, e.RunReleased(reason="shutdown"))
+    if env.now >= deadline(state):
+        limit = f"the run used up its {state.limits.timeout_s:g} s; raise timeout_s or split the task"
+        return _end(env, _failed(state, "TIMEOUT", limit))
+    if _may_pause(state):
+        return _end(env, e.RunReleased(reason="suspended", waiting_for="resume"))
+    if state.files and not env.attached:
+        return Do((Attach(),))  # What changed while nobody looked is named to the model before its next turn.
+    open_calls = calls.unanswered(state)
+    if open_calls:
+        return _calls(state, env, open_calls)
+    if state.verification_pending is not None:
+        pending = state.verification_pending
+        return Do((Verify(pending),) if env.attached or _needs_no_facts(state, pending) else (Attach(),))
+    if state.model_failure is not None:
+        return _after_failure(state, env)
+    return _next(state, env)
+
+
+def deadline(state: RunState) -> datetime:
+    """When the owned time of the run is used up, if its owner keeps it."""
+    assert state.owner is not None
+    left_ms = state.limits.timeout_s * 1000 - state.owned_ms
+    return parse_rfc3339(state.owner.since) + timedelta(milliseconds=left_ms)
+
+
+def _end(env: Env, event: e.LogEvent) -> Step:
+    """What is still going on is stopped first: nothing follows the end of a run or of an ownership."""
+    return Do(()) if env.busy else Say([event])
+
+
+def _failed(state: RunState, code: str, message: str) -> e.RunFailed:
+    return e.RunFailed(
+        error=RunError(error_code=code, message=message),
+        usage=state.usage,
+        verification=state.verification,
+        evidence=state.verification.evidence if state.verification is not None else [],
+    )
+
+
+def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
+    events = calls.intents(state, open_calls, env.specs, env.policy)
+    if events:
+        return Say(events)
+    unsure = next((call for call in state.calls if call.uncertain is not None), None)
+    if unsure is not None and state.reconciled is not None and state.reconciled.call_id == unsure.call_id:
+        return _reconciled(state, env, unsure)
+    running = [call for call in state.calls if calls.in_the_world(call) and call.uncertain is None]
+    if any(_needs_workspace(call, env) for call in running) and not env.attached:
+        return Do((Attach(),))
+    unborn = [
+        call
+        for call in state.calls
+        if call.name == DELEGATE.name
+        and call.call_id not in env.spawned
+        and call.call_id not in state.child_results
+    ]
+    if running or unborn:
+        return Do((*(CallTool(call) for call in running), *(SpawnChild(call) for call in unborn)))
+    return Do(()) if env.busy else Say(waits.suspend(state, open_calls))
+
+
+def _needs_workspace(call: CallState, env: Env) -> bool:
+    spec = env.specs.get(call.name)
+    return spec is None or spec.needs_workspace
+
+
+def _needs_no_facts(state: RunState, pending: PendingVerification) -> bool:
+    """A run that never had its workspace attached changed nothing there: its answer is judged without a host."""
+    return state.attachment is None and not pending.checks
+
+
+def _reconciled(state: RunState, env: Env, call: CallState) -> Step:
+    decided = state.reconciled
+    assert decided is not None
+    if decided.decision == "fail":
+        why = f"the outcome of {call.name} stayed unknown and was given up by a person"
+        return _end(env, _failed(state, "RECONCILIATION_FAILED", why))
+    return Say([waits.resolution(call, decided)])
+
+
+def _may_pause(state: RunState) -> bool:
+    """A run pauses between its steps, so that pausing never throws work away."""
+    return (
+        state.pause_requested
+        and not state.model_pending
+        and state.verification_pending is None
+        and not any(calls.in_the_world(call) for call in state.calls)
+    )
+
+
+def _after_failure(state: RunState, env: Env) -> Step:
+    failure = state.model_failure
+    assert failure is not None
+    if failure.error_code == OVERFLOW:
+        _, window = env.window(state, True)
+        if isinstance(window, Compact):
+            return Say([window.event])  # The same request again, shorter; ends when nothing more can leave.
+    if failure.retry_at is not None:
+        return _end(env, e.RunReleased(reason="failure", retry_at=failure.retry_at, message=failure.message))
+    return _end(env, _failed(state, failure.error_code, failure.message))
+
+
+def _next(state: RunState, env: Env) -> Step:
+    """After a turn whose calls are answered, or before the first one."""
+    if state.model_pending:
+        return Do((CallModel(state.iteration),))
+    last = state.transcript[-1] if state.transcript else None
+    if isinstance(last, AssistantItem) and not state.inbox:
+        return _after_final(state, env, last)
+    if _rounds_used_up(state, last):
+        assert state.verification is not None
+        why = f"verification failed in {state.verification.round} rounds; see the evidence of its checks"
+        return _end(env, _failed(state, "VERIFICATION_FAILED", why))
+    spent = _spent(state)
+    if spent is not None:
+        return _end(env, _failed(state, *spent))
+    count, window = env.window(state, False)
+    match window:
+        case Compact(event=event):
+            return Say([event])
+        case Exhausted(message=message):
+            return _end(env, _failed(state, OVERFLOW, message))
+        case Fits(tokens=tokens):
+            request = e.ModelRequested(
+                iteration=state.iteration + 1, model=env.model, message_count=count, estimated_tokens=tokens
+            )
+            return Say([request])
+
+
+def _rounds_used_up(state: RunState, last: object) -> bool:
+    verdict = state.verification
+    if (
+        verdict is None
+        or verdict.status is not Verdict.FAILED
+        or verdict.round < state.limits.max_verification_rounds
+    ):
+        return False
+    return isinstance(last, UserItem) and last.origin == "verification"
+
+
+def _spent(state: RunState) -> tuple[str, str] | None:
+    """The budget that does not allow another turn. A finish on the last iteration is a success: it is judged before."""
+    limits, usage = state.limits, state.usage
+    if state.iteration >= limits.max_iterations:
+        return "MAX_ITERATIONS", f"the run used its {limits.max_iterations} iterations without finishing"
+    if limits.max_total_tokens is not None and usage.total_tokens >= limits.max_total_tokens:
+        return "BUDGET_EXCEEDED", f"the run used {usage.total_tokens} of its {limits.max_total_tokens} tokens"
+    if (
+        limits.max_cost_usd is not None
+        and usage.cost_usd is not None
+        and usage.cost_usd >= limits.max_cost_usd
+    ):
+        return "BUDGET_EXCEEDED", f"the run cost {usage.cost_usd:.4f} of its {limits.max_cost_usd:.4f} USD"
+    return None
+
+
+def _after_final(state: RunState, env: Env, turn: AssistantItem) -> Step:
+    said = ModelTurn(
+        content=turn.content,
+        reasoning=turn.reasoning,
+        calls=turn.calls,
+        finish_reason=turn.finish_reason,
+        usage=Usage(),
+    )
+    match judge(said, tools_offered=bool(env.specs), nudges=nudges_in(state.transcript[:-1])):
+        case Nudge(text=text):
+            return Say([e.MessageReceived(text=text, by="runtime")])
+        case Fail(error_code=code, message=message) | Retry(error_code=code, message=message):
+            # The model client has retried all that may be retried before such a turn is recorded.
+            return _end(env, _failed(state, code, message))
+        case Final() | RunTools():
+            return _verify_or_complete(state, turn)
+
+
+def _verify_or_complete(state: RunState, turn: AssistantItem) -> Step:
+    verdict = state.verification
+    if verdict is not None and verdict.status is not Verdict.FAILED:
+        completed = e.RunCompleted(
+            answer=turn.content, verification=verdict, usage=state.usage, evidence=verdict.evidence
+        )
+        return Say([completed])
+    number = state.verification_rounds + 1
+    request = e.VerificationRequested(
+        round=number,
+        checks=state.task.acceptance,
+        idempotency_key=f"{state.run_id}:{verify_call_id(number)}",
+    )
+    return Say([request])

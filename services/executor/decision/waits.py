@@ -1,0 +1,87 @@
+"""The part of the decision that lets go of a run: what it waits for, and what a person's word on a call becomes.
+
+Invariant: a run suspends only when none of its calls is running, and what it waits for is the last event it records.
+"""
+
+import msgspec
+
+from libs.contracts import events as e
+from libs.contracts.run import CallState, Reconciled, RunState
+from libs.contracts.values import ModelToolCall
+from libs.policy.approval import approval_hash
+from services.executor.decision.calls import answer_to, completed
+from services.executor.tools.runtime import ASK_USER
+
+
+def suspend(state: RunState, open_calls: list[ModelToolCall]) -> list[e.LogEvent]:
+    """Let go of the run until a person or a child has done what is open: reconciliation first, then the first question
+    or approval in the model's order, then the children."""
+    unsure = next((call for call in state.calls if call.uncertain is not None), None)
+    if unsure is not None:
+        return [e.RunReleased(reason="suspended", waiting_for="reconciliation"), _reconciliation(unsure)]
+    for call in open_calls:
+        known = state.call(call.call_id)
+        if known is None:
+            return [e.RunReleased(reason="suspended", waiting_for="input"), _approval(call)]
+        if known.name == ASK_USER.name and answer_to(state, call.call_id) is None:
+            return [e.RunReleased(reason="suspended", waiting_for="input"), _question(known)]
+    return [e.RunReleased(reason="suspended", waiting_for="child")]
+
+
+def resolution(call: CallState, decided: Reconciled) -> e.LogEvent:
+    """What a person's `accept` or `retry` becomes."""
+    if decided.decision == "accept":
+        return completed(call.call_id, ok=True, output=decided.observation or "")
+    return again(call)
+
+
+def again(call: CallState) -> e.ToolRequested:
+    """The intent of the next attempt of a call, under the same idempotency key."""
+    return e.ToolRequested(
+        call_id=call.call_id,
+        name=call.name,
+        arguments=call.arguments,
+        semantics=call.semantics,
+        idempotency_key=call.idempotency_key,
+        attempt=call.attempt + 1,
+        approval_sequence=call.approval_sequence,
+        approval_hash=call.approval_hash,
+    )
+
+
+def _reconciliation(call: CallState) -> e.ReconciliationRequired:
+    uncertain = call.uncertain
+    assert uncertain is not None
+    return e.ReconciliationRequired(
+        call_id=call.call_id,
+        name=call.name,
+        arguments=call.arguments,
+        attempt=call.attempt,
+        host=uncertain.host,
+        boot=uncertain.boot,
+        last_seen=uncertain.last_seen,
+    )
+
+
+def _question(call: CallState) -> e.InputRequested:
+    return e.InputRequested(
+        question_id=f"question_{call.call_id}",
+        kind="question",
+        question=str(call.arguments.get("question", "")),
+        call_id=call.call_id,
+        options=msgspec.convert(call.arguments.get("options") or [], list[str], strict=False),
+    )
+
+
+def _approval(call: ModelToolCall) -> e.InputRequested:
+    arguments = call.arguments or {}
+    return e.InputRequested(
+        question_id=f"approval_{call.call_id}",
+        kind="approval",
+        question=f"May {call.name} be called with these arguments?",
+        call_id=call.call_id,
+        options=["approve", "reject"],
+        tool=call.name,
+        arguments=arguments,
+        approval_hash=approval_hash(call.name, arguments, call.call_id),
+    )

@@ -1,0 +1,250 @@
+"""One model call, to its turn or its failure: attempts, waits, fallback models, and what each endpoint taught us.
+
+Invariant: the one owner of retries. Every attempt has a number of its own, higher than those before it; a turn comes
+from exactly one attempt; whoever cancels closes the connection at once.
+
+Order of an attempt's outcomes: a turn; a limitation learned (the same again without it, at once); an overflow (raised:
+only a smaller request helps); a transient fault (wait, again); anything else (the next model). A wish to wait longer
+than `park_after_s` is not slept off here: the run is parked until then.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+import msgspec
+
+from libs.contracts.clock import Clock, rfc3339
+from libs.contracts.values import Usage
+from services.executor.egress.request import (
+    ContextOverflow,
+    ModelFailure,
+    ModelRequest,
+    OnDelta,
+    Post,
+    Profile,
+)
+from services.executor.endpoint.faults import Fault, Refused, Unreachable, judge_refusal, judge_wire, learned
+from services.executor.endpoint.prices import Prices, priced
+from services.executor.ingress.finish import Retry, judge
+from services.executor.ingress.turn import ModelTurn, TurnBuilder, WireFault
+
+# A capability is learned once each; more 400s in one call teach nothing new.
+_LESSONS_MAX = 3
+
+
+class ModelSettings(NamedTuple):
+    """The endpoint, the deployment's model, and the models to try behind it. `idle_timeout_s` is the longest silence:
+    a model may think for minutes before its first byte."""
+
+    api_key: str
+    base_url: str | None
+    model: str
+    fallbacks: tuple[str, ...] = ()
+    idle_timeout_s: float = 300.0
+
+
+class Patience(NamedTuple):
+    """How long a call goes on. The waits add up to more than a minute before jitter, which only ever lengthens them;
+    with the provider's own wishes in between a call waits at most `park_after_s` each time. No retry on a model begins
+    later than `total_s` after the first attempt on it, so that silent endpoints do not use up the run's own time.
+
+    `settle_s`: for usage and end marker behind the finish reason; `drain_s`: for the end of the body behind the
+    end marker, which lets the connection be used again.
+    """
+
+    waits_s: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32)
+    jitter_share: float = 0.25
+    park_after_s: float = 30.0
+    park_max_s: float = 86_400.0
+    total_s: float = 900.0
+    settle_s: float = 5.0
+    drain_s: float = 0.2
+    empty_turns_max: int = 3
+
+
+@asynccontextmanager
+async def open_model(
+    settings: ModelSettings, clock: Clock, prices: Prices, patience: Patience | None = None
+) -> AsyncGenerator["Model"]:
+    """The model behind an endpoint. Loads the client first, in a thread: it takes a second in which the process must
+    go on renewing its lease."""
+    open_endpoint = await asyncio.to_thread(_load_client)
+    async with open_endpoint(settings.api_key, settings.base_url, settings.idle_timeout_s) as post:
+        yield Model(post, settings, clock, prices, patience or Patience())
+
+
+class Model:
+    """Answers the requests of all runs of this process."""
+
+    def __init__(
+        self, post: Post, settings: ModelSettings, clock: Clock, prices: Prices, patience: Patience
+    ) -> None:
+        self._post = post
+        self._settings = settings
+        self._clock = clock
+        self._prices = prices
+        self._patience = patience
+        self._profiles: dict[str, Profile] = {}
+
+    def profile(self, model: str | None = None) -> Profile:
+        """What is known about a model (`None`: the deployment's) so far."""
+        return self._profiles.get(model or self._settings.model, _UNKNOWN)
+
+    async def complete(self, request: ModelRequest, on_delta: OnDelta) -> ModelTurn:
+        """The model's turn. Raises `ContextOverflow`, `ModelFailure`. Cancellable at any point."""
+        call = _Call(request.attempt)
+        names = dict.fromkeys((request.model or self._settings.model, *self._settings.fallbacks))
+        faults: list[Fault] = []
+        for name in names:
+            outcome = await self._ask(name, request, on_delta, call)
+            if isinstance(outcome, ModelTurn):
+                return outcome
+            faults.append(outcome)
+            call.attempt += 1
+        call.attempt -= 1
+        raise self._failure(faults, call)
+
+    async def _ask(
+        self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
+    ) -> ModelTurn | Fault:
+        """One model with all its retries: a turn, or the fault that remains."""
+        waits = iter(self._patience.waits_s)
+        until = self._clock.monotonic() + self._patience.total_s
+        empty_turns = 0
+        while True:
+            outcome = await self._attempt(name, request, on_delta, call)
+            if isinstance(outcome, ModelTurn):
+                return outcome
+            if outcome.kind == "overflow":
+                raise ContextOverflow(
+                    outcome.error_code, outcome.message, attempt=call.attempt, usage=call.spent
+                )
+            empty_turns += outcome.error_code == "EMPTY_RESPONSE"
+            wish_s = outcome.retry_after_s or 0.0
+            wait_s = next(waits, None)
+            if (
+                outcome.kind == "final"
+                or wait_s is None
+                or wish_s > self._patience.park_after_s
+                or empty_turns >= self._patience.empty_turns_max
+                or self._clock.monotonic() >= until
+            ):
+                return outcome
+            pause_s = max(wait_s, wish_s) * (1 + self._patience.jitter_share * self._chance())
+            request.on_retry(call.attempt, outcome.error_code, outcome.message, pause_s)
+            await self._clock.sleep(pause_s)
+            call.attempt += 1
+
+    async def _attempt(
+        self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
+    ) -> ModelTurn | Fault:
+        """One attempt; what a 400 teaches is learned on the way, so that it may be more than one HTTP request."""
+        for lesson in range(_LESSONS_MAX + 1):
+            try:
+                outcome = await self._exchange(name, request, on_delta, call)
+            except Unreachable as error:
+                return Fault(kind="transient", message=f"no response: {error}")
+            except Refused as refused:
+                profile = learned(self.profile(name), refused)
+                if profile is not None and lesson < _LESSONS_MAX:
+                    self._profiles[name] = profile
+                    continue
+                return judge_refusal(refused, self._clock.now())
+            if isinstance(outcome, WireFault):
+                return judge_wire(outcome)
+            usage = priced(outcome.usage, name, self._prices)
+            call.spent = call.spent.plus(usage)
+            verdict = judge(outcome, tools_offered=request.tools is not None, nudges=0)
+            if isinstance(verdict, Retry):
+                return Fault(kind="transient", message=verdict.message, error_code=verdict.error_code)
+            return msgspec.structs.replace(outcome, usage=call.spent, attempt=call.attempt, model=name)
+        raise AssertionError("the last lesson is judged like any other refusal")
+
+    async def _exchange(
+        self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
+    ) -> ModelTurn | WireFault:
+        """One HTTP request. Raises `Refused`, `Unreachable`."""
+        builder = TurnBuilder()
+        async with self._post(_body(name, request, self.profile(name))) as pieces:
+            async for piece in pieces:
+                delta = builder.feed(piece)
+                if delta is not None:
+                    await on_delta(call.attempt, delta)
+                if builder.over or builder.settled:
+                    break
+            await self._settle(builder, pieces)
+        return builder.finish(
+            iteration=request.iteration, schemas=request.schemas, input_tokens=request.estimated_tokens
+        )
+
+    async def _settle(self, builder: TurnBuilder, pieces: AsyncIterator[bytes]) -> None:
+        """The model is finished. What is still to come is waited for a little; if it does not come, the turn stands."""
+        with suppress(TimeoutError, Unreachable):
+            if not builder.over:
+                async with asyncio.timeout(self._patience.settle_s):
+                    async for piece in pieces:
+                        builder.feed(piece)
+                        if builder.over:
+                            break
+            async with asyncio.timeout(self._patience.drain_s):
+                async for _ in pieces:
+                    pass
+
+    def _failure(self, faults: Sequence[Fault], call: "_Call") -> ModelFailure:
+        """The failure of a call whose models have all been tried. A wish for a later time counts before other faults."""
+        wishes = [
+            fault.retry_after_s for fault in faults if fault.kind == "transient" and fault.retry_after_s
+        ]
+        parked = [wish for wish in wishes if self._patience.park_after_s < wish <= self._patience.park_max_s]
+        retry_at = rfc3339(self._clock.now() + timedelta(seconds=min(parked))) if parked else None
+        first = faults[0]
+        message = first.message
+        if len(faults) > 1:
+            message += f" (and {len(faults) - 1} fallback models failed, the last: {faults[-1].message})"
+        return ModelFailure(
+            first.error_code,
+            # Some endpoints show the key that they refuse.
+            message.replace(self._settings.api_key, "[the key]"),
+            attempt=call.attempt,
+            retry_at=retry_at,
+            transient=any(fault.kind == "transient" for fault in faults),
+            usage=call.spent,
+        )
+
+    def _chance(self) -> float:
+        """A number from 0 to 1."""
+        return int.from_bytes(self._clock.entropy(2)) / 0xFFFF
+
+
+_UNKNOWN = Profile()
+
+
+class _Call:
+    """What the attempts of one call share."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.spent = Usage()
+
+
+def _load_client() -> Callable[[str, str | None, float], AbstractAsyncContextManager[Post]]:
+    from services.executor.endpoint.model import open_endpoint  # noqa: PLC0415 see `open_model`
+
+    return open_endpoint
+
+
+def _body(name: str, request: ModelRequest, profile: Profile) -> bytes:
+    """The request's JSON, joined from what is encoded already."""
+    parts = [b'{"model":', msgspec.json.encode(name), b',"stream":true,"messages":[']
+    parts += [b",".join(request.render(profile)), b"]"]
+    if request.tools is not None:
+        parts += [b',"tools":', request.tools]
+    if profile.include_usage:
+        parts.append(b',"stream_options":{"include_usage":true}')
+    if request.output_tokens_max is not None:
+        parts.append(b',"max_tokens":%d' % request.output_tokens_max)
+    parts.append(b"}")
+    return b"".join(parts)

@@ -1,0 +1,96 @@
+"""The way to the endpoint: the openai client as transport, and nothing else of it.
+
+Invariant: the only importer of openai and its HTTP client; their types and exceptions stop here. It never retries:
+`completion.py` is the one owner of retries. Importing it takes a second, so `completion.py` does it late.
+
+The client does connections, authentication and the base URL; the body comes ready and the response leaves as bytes,
+because the client's own typing of both costs ten times what the rest does.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx2
+import openai
+
+from services.executor.egress.request import Post
+from services.executor.endpoint.faults import Refused, Unreachable
+
+# More than there are slots, so that a run never waits for another one's connection.
+CONNECTIONS_MAX = 1_000
+KEPT_ALIVE_MAX = 100
+# Shorter than the usual idle limit of servers and proxies (60 s), long enough for most tools between two turns.
+KEPT_ALIVE_S = 30.0
+CONNECT_TIMEOUT_S = 10.0
+# The body of a request goes out in one piece; a peer that does not take it for this long is gone.
+WRITE_TIMEOUT_S = 60.0
+# What is read of an error's body: its message and some.
+ERROR_CHARS_MAX = 16_000
+
+# Tells the client to hand over the response before its body was read.
+_HEADERS = {
+    "X-Stainless-Raw-Response": "stream",
+    "Content-Type": "application/json",
+    "Accept": "text/event-stream",
+}
+
+
+@asynccontextmanager
+async def open_endpoint(api_key: str, base_url: str | None, idle_timeout_s: float) -> AsyncGenerator[Post]:
+    """A pool of connections to an endpoint. `idle_timeout_s` bounds each wait for bytes, comments included."""
+    timeout = httpx2.Timeout(
+        connect=CONNECT_TIMEOUT_S, read=idle_timeout_s, write=WRITE_TIMEOUT_S, pool=CONNECT_TIMEOUT_S
+    )
+    limits = httpx2.Limits(
+        max_connections=CONNECTIONS_MAX,
+        max_keepalive_connections=KEPT_ALIVE_MAX,
+        keepalive_expiry=KEPT_ALIVE_S,
+    )
+    async with openai.AsyncOpenAI(
+        api_key=api_key,
+        base_url=base_url,
+        max_retries=0,
+        timeout=timeout,
+        http_client=openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits),
+    ) as client:
+        yield Endpoint(client).post
+
+
+class Endpoint:
+    """One OpenAI-compatible endpoint."""
+
+    def __init__(self, client: openai.AsyncOpenAI) -> None:
+        self._client = client
+
+    @asynccontextmanager
+    async def post(self, body: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Send a chat completion request; yields the bytes of a successful response as they come.
+
+        Raises `Refused` for an error status and `Unreachable` when the connection fails, is silent for too long or
+        breaks off. Leaving the context closes the connection unless the response was read to its end.
+        """
+        try:
+            response = await self._client.post(
+                "/chat/completions", content=body, cast_to=httpx2.Response, options={"headers": _HEADERS}
+            )
+        except openai.APIStatusError as error:
+            headers = {name.lower(): value for name, value in error.response.headers.items()}
+            raise Refused(error.status_code, headers, error.response.text[:ERROR_CHARS_MAX]) from error
+        except openai.APIConnectionError as error:
+            raise Unreachable(_reason(error.__cause__ or error)) from error
+        try:
+            yield _pieces(response)
+        finally:
+            await response.aclose()
+
+
+async def _pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:
+    try:
+        async for piece in response.aiter_bytes():
+            yield piece
+    except httpx2.RequestError as error:
+        raise Unreachable(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,204 @@
+"""A run's side of its talk with the model: what is sent, and what a turn becomes in the log.
+
+Invariant: what a model is told is made from the log alone; the static part (prompt, tools) never changes within a run.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Protocol
+
+import msgspec
+
+from libs.bus.ports import Bus
+from libs.contracts import events as e
+from libs.contracts.clock import Clock, rfc3339
+from libs.contracts.run import RunState
+from libs.contracts.tools import ToolSpec
+from libs.contracts.values import ModelToolCall
+from libs.policy.schemas import Schemas
+from services.executor.egress.context import Window, fit
+from services.executor.egress.history import History
+from services.executor.egress.prompt import system_prompt
+from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, Profile
+from services.executor.egress.toolset import toolset
+from services.executor.endpoint.completion import Model, ModelSettings, open_model
+from services.executor.endpoint.deltas import streaming
+from services.executor.endpoint.prices import load_prices
+from services.executor.ingress.turn import Delta, ModelTurn
+from services.executor.settings import ExecutorSettings
+
+# A provider that stays away beyond the client's own patience: the run is parked, longer each time, a few times.
+PARK_S = 30.0
+PARK_MAX_S = 300.0
+PARKS_MAX = 6
+# Numbers that one call may use up; the next call's attempts begin behind them, so that numbers only grow.
+ATTEMPTS_PER_CALL = 1000
+
+
+# Hears of what happened before an activity is over.
+Tell = Callable[[e.LogEvent], None]
+
+
+class Conversing(Protocol):
+    """One run's talk: `Talk`, or what the simulation has in its place."""
+
+    def window(self, state: RunState, overflowed: bool) -> tuple[int, Window]: ...
+
+    async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]: ...
+
+
+class Talking(Protocol):
+    """The model as the runs of a process share it: `Talker`, or what the simulation has in its place."""
+
+    model: str
+
+    def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> Conversing: ...
+
+
+class Talker:
+    """The model as the runs of this process share it. Without one configured nothing ever asks."""
+
+    def __init__(self, model: Model | None, name: str, bus: Bus, clock: Clock) -> None:
+        self._model, self._bus, self._clock = model, bus, clock
+        self.model = name
+
+    def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> "Talk":
+        assert self._model is not None, "an executor without a model takes no tickets"
+        return Talk(self._model, self._bus, self._clock, state, specs)
+
+
+@asynccontextmanager
+async def open_talker(settings: ExecutorSettings, bus: Bus, clock: Clock) -> AsyncGenerator[Talker]:
+    """The talker of these settings; connections to the endpoint last as long as the context."""
+    if settings.api_key is None or settings.model_id is None:
+        yield Talker(None, "", bus, clock)
+        return
+    fallbacks = tuple(name.strip() for name in settings.fallback_models.split(",") if name.strip())
+    endpoint = ModelSettings(
+        api_key=settings.api_key.get_secret_value(),
+        base_url=settings.base_url,
+        model=settings.model_id,
+        fallbacks=fallbacks,
+    )
+    async with open_model(endpoint, clock, load_prices(settings.model_prices)) as model:
+        yield Talker(model, settings.model_id, bus, clock)
+
+
+class Talk:
+    """One run's talk."""
+
+    def __init__(
+        self, model: Model, bus: Bus, clock: Clock, state: RunState, specs: Mapping[str, ToolSpec]
+    ) -> None:
+        self._model, self._bus, self._clock = model, bus, clock
+        self._history = History(system_prompt(state.task, sorted(specs)))
+        self._tools = toolset(specs.values())
+        self._schemas = Schemas(specs)
+
+    def window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:
+        """The number of messages that a request in this state would have, and whether it fits."""
+        outbound = self._history.outbound(state, self._model.profile(state.task.model))
+        tool_tokens = self._tools.estimated_tokens
+        window = fit(outbound, state.limits, tool_tokens=tool_tokens, overflowed=overflowed)
+        return outbound.message_count, window
+
+    async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]:
+        """Ask the model; what came of it, as events. `tell` hears meanwhile of attempts that are made again."""
+        # What was said after the request was recorded is not in it, also when the request is made again.
+        asked = msgspec.structs.replace(state, inbox=())
+
+        def render(profile: Profile) -> list[bytes]:
+            return self._history.outbound(asked, profile).fragments
+
+        def retried(attempt: int, error_code: str, message: str, pause_s: float) -> None:
+            tell(self._retried(state, attempt, error_code, message, pause_s))
+
+        outbound = self._history.outbound(asked, self._model.profile(state.task.model))
+        request = ModelRequest(
+            iteration=state.iteration,
+            render=render,
+            estimated_tokens=outbound.tokens + self._tools.estimated_tokens,
+            tools=self._tools.json,
+            schemas=self._tools.schemas,
+            attempt=state.model_failures * ATTEMPTS_PER_CALL + 1,
+            model=state.task.model,
+            on_retry=retried,
+        )
+        began = self._clock.monotonic()
+        subject = self._bus.subjects.live(state.tenant, state.run_id)
+        async with streaming(self._bus.wire, self._clock, subject, state.run_id, state.iteration) as deltas:
+
+            async def show(attempt: int, delta: Delta) -> None:
+                deltas.add(attempt, delta.content, delta.reasoning)
+
+            # Caught inside of the streaming, whose task group would wrap it.
+            try:
+                turn = await self._model.complete(request, show)
+            except ModelFailure as failure:
+                return [self._failed(state, failure)]
+        return [self._completed(state, turn, int((self._clock.monotonic() - began) * 1000))]
+
+    def _completed(self, state: RunState, turn: ModelTurn, latency_ms: int) -> e.ModelCompleted:
+        return e.ModelCompleted(
+            iteration=state.iteration,
+            content=turn.content,
+            tool_calls=[self._checked(call) for call in turn.calls],
+            finish_reason=turn.finish_reason,
+            usage=turn.usage,
+            latency_ms=latency_ms,
+            reasoning=turn.reasoning,
+            model=turn.model,
+            attempt=turn.attempt,
+        )
+
+    def _checked(self, call: ModelToolCall) -> ModelToolCall:
+        """The call with what its tool's schema has against it."""
+        if call.arguments is None or call.problem is not None:
+            return call
+        problem = self._schemas.problem(call.name, call.arguments)
+        if problem is None:
+            return call
+        return msgspec.structs.replace(
+            call, arguments=None, raw_arguments=_shown(call.arguments), problem=problem
+        )
+
+    def _retried(
+        self, state: RunState, attempt: int, error_code: str, message: str, pause_s: float
+    ) -> e.ModelFailed:
+        retry_at = rfc3339(self._clock.now() + timedelta(seconds=pause_s))
+        return e.ModelFailed(
+            iteration=state.iteration,
+            error_code=error_code,
+            message=message,
+            attempt=attempt,
+            retry_at=retry_at,
+            final=False,
+        )
+
+    def _failed(self, state: RunState, failure: ModelFailure) -> e.ModelFailed:
+        overflow = isinstance(failure, ContextOverflow)
+        return e.ModelFailed(
+            iteration=state.iteration,
+            error_code="CONTEXT_EXHAUSTED" if overflow else failure.error_code,
+            message=failure.message,
+            attempt=failure.attempt,
+            retry_at=None if overflow else self._retry_at(state, failure),
+            usage=failure.usage,
+        )
+
+    def _retry_at(self, state: RunState, failure: ModelFailure) -> str | None:
+        if failure.retry_at is not None:
+            return failure.retry_at
+        if not failure.transient or state.model_failures >= PARKS_MAX:
+            return None
+        delay_s = min(PARK_S * 2**state.model_failures, PARK_MAX_S)
+        return rfc3339(self._clock.now() + timedelta(seconds=delay_s))
+
+
+# What the log keeps of arguments that a schema refuses, for people; the model is told what is wrong with them.
+_SHOWN_CHARS_MAX = 2_000
+
+
+def _shown(arguments: dict[str, object]) -> str:
+    return msgspec.json.encode(arguments).decode()[:_SHOWN_CHARS_MAX]

@@ -1,0 +1,135 @@
+"""The finish matrix: what a turn means for the run.
+
+Invariant: total and pure; whether a turn ends the run is decided by what it holds, not by the provider's word for it.
+
+The first row that fits, from the top. "nudges left" counts the nudges since the last tool call.
+
+| calls | text | finish reason                       | verdict |
+|-------|------|-------------------------------------|---------|
+| yes   | any  | any, tools were offered             | RunTools (a call that was cut off or unreadable is answered with its problem) |
+| -     | any  | refusal, content_filter             | Fail MODEL_REFUSED |
+| -     | any  | error, network_error, overloaded    | Retry |
+| yes   | none | any, no tools were offered          | Nudge, no nudges left: Fail EMPTY_RESPONSE |
+| no    | none | length                              | Fail MAX_TOKENS |
+| no    | none | any, with reasoning                 | Nudge, no nudges left: Fail EMPTY_RESPONSE |
+| no    | none | any, without reasoning              | Retry |
+| -     | yes  | length                              | Nudge, no nudges left: Fail MAX_TOKENS |
+| -     | a tool call written as text, tools offered | any | Nudge, no nudges left: Fail MODEL_ERROR |
+| -     | yes  | any                                 | Final |
+
+`Retry` is carried out by the model client, which owns all retries; a turn that stays empty ends as EMPTY_RESPONSE.
+"""
+
+import re
+from typing import assert_never
+
+import msgspec
+
+from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
+from services.executor.ingress.turn import REFUSAL, ModelTurn
+
+# A model that has not understood after this many is not going to.
+NUDGES_MAX = 3
+
+_REFUSED = frozenset({REFUSAL, "content_filter", "safety", "sensitive"})
+_BROKEN = frozenset(
+    {"error", "network_error", "overloaded", "engine_overloaded", "insufficient_system_resource"}
+)
+_LENGTH = frozenset({"length", "max_tokens"})
+_CALL_AS_TEXT = re.compile(r"<tool_call>|<\|tool_call|<function=\w|<invoke name=|\[TOOL_CALLS\]")
+
+_NUDGE_EMPTY = (
+    "Your last message had no answer and no tool call. Go on with the task, or give the final answer as text."
+)
+_NUDGE_LENGTH = (
+    "Your last message was cut off at the output limit. Give it again, shorter, or work in smaller steps."
+)
+_NUDGE_TEXT = "Your last message holds a tool call written as text, which nothing runs. Call the tool itself."
+
+
+class RunTools(msgspec.Struct, frozen=True, kw_only=True):
+    """Execute the turn's calls."""
+
+
+class Final(msgspec.Struct, frozen=True, kw_only=True):
+    """The model claims to be done."""
+
+    answer: str
+
+
+class Nudge(msgspec.Struct, frozen=True, kw_only=True):
+    """Tell the model what was wrong and ask again."""
+
+    text: str
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """The turn holds nothing: the same request again. `error_code` is the run's when no retry is left."""
+
+    error_code: str
+    message: str
+
+
+class Fail(msgspec.Struct, frozen=True, kw_only=True):
+    """The run cannot go on."""
+
+    error_code: str
+    message: str
+
+
+Verdict = RunTools | Final | Nudge | Retry | Fail
+
+
+def judge(turn: ModelTurn | AssistantItem, *, tools_offered: bool, nudges: int) -> Verdict:
+    """The verdict of the matrix, on a turn as it came or as the log has it. `nudges` is how many were given since the last tool call (`nudges_in`)."""
+    text = turn.content.strip()
+    if turn.calls and tools_offered:
+        return RunTools()
+    if turn.finish_reason in _REFUSED:
+        reason = text or f"finish reason {turn.finish_reason}"
+        return Fail(error_code="MODEL_REFUSED", message=f"The model refused: {reason[:500]}")
+    if turn.finish_reason in _BROKEN:
+        return Retry(error_code="MODEL_ERROR", message=f"The provider ended the turn: {turn.finish_reason}")
+    if not text:
+        return _without_text(turn, nudges)
+    if turn.finish_reason in _LENGTH:
+        return _nudge(nudges, _NUDGE_LENGTH, "MAX_TOKENS", "The answer does not fit into the output limit.")
+    if tools_offered and _CALL_AS_TEXT.search(text):
+        return _nudge(
+            nudges, _NUDGE_TEXT, "MODEL_ERROR", "The model writes tool calls as text and never calls one."
+        )
+    return Final(answer=turn.content)
+
+
+def nudges_in(transcript: tuple[Item, ...]) -> int:
+    """The nudges since the last tool call or verification, in a transcript that ends before the turn to judge."""
+    turns = 0
+    for item in reversed(transcript):
+        match item:
+            case AssistantItem(calls=[]):
+                turns += 1
+            case UserItem(origin="steering" | "runtime"):
+                pass
+            case AssistantItem() | UserItem() | ToolItem():
+                return turns
+            case _:
+                assert_never(item)
+    return turns
+
+
+def _without_text(turn: ModelTurn | AssistantItem, nudges: int) -> Verdict:
+    if turn.calls:
+        return _nudge(
+            nudges, _NUDGE_EMPTY, "EMPTY_RESPONSE", "The model calls tools where none were offered."
+        )
+    if turn.finish_reason in _LENGTH:
+        return Fail(
+            error_code="MAX_TOKENS", message="The output limit was reached before the model wrote anything."
+        )
+    if turn.reasoning.strip():
+        return _nudge(nudges, _NUDGE_EMPTY, "EMPTY_RESPONSE", "The model thinks and never answers.")
+    return Retry(error_code="EMPTY_RESPONSE", message="The model answered with nothing, again and again.")
+
+
+def _nudge(nudges: int, text: str, error_code: str, message: str) -> Verdict:
+    return Nudge(text=text) if nudges < NUDGES_MAX else Fail(error_code=error_code, message=message)

@@ -1,0 +1,257 @@
+"""Ingress: whatever bytes of a chat completion a provider sends → one canonical turn.
+
+Invariant: the same bytes give the same turn however they are split; what is not a turn is a `WireFault`, never half
+a turn. The stream is over at `[DONE]`, or at its end once a finish reason has come.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from libs.contracts.values import ModelToolCall, Usage
+from services.executor.ingress.assembly import CallList
+from services.executor.ingress.chunks import CallDelta, Choice, Chunk, UnreadableChunk, decode_chunk, text_of
+from services.executor.ingress.sse import DONE, EventParser
+from services.executor.ingress.text import without_surrogates
+from services.executor.ingress.tokens import estimated_tokens
+from services.executor.ingress.usage import Frame, read_frame
+
+# A turn is text for a context window; this is far above any and still fits into memory beside 63 others.
+TURN_BYTES_MAX = 32 * 1024 * 1024
+
+# The finish reason of a turn that came as a refusal.
+REFUSAL = "refusal"
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one piece of the stream added to the text."""
+
+    content: str = ""
+    reasoning: str = ""
+
+
+class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of a model. `finish_reason` is the provider's word, "" if it gave none, `REFUSAL` if it sent a refusal
+    (whose text is then the content).
+
+    `calls` stand under our ids; one whose arguments nobody could read has a `problem` to tell the model. `cut_off`:
+    the last call's arguments end in the middle. `attempt` and `model` say which attempt on which model gave the turn.
+    """
+
+    content: str
+    reasoning: str
+    calls: list[ModelToolCall]
+    finish_reason: str
+    usage: Usage
+    cut_off: bool = False
+    attempt: int = 1
+    model: str = ""
+
+
+class WireFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that is no turn.
+
+    `cut`: it broke off. `garbled`: something in the stream is no chunk. `error`: it reports an error inside a success,
+    which stands in `error`. `foreign`: it is something else entirely. `too_large`: see `TURN_BYTES_MAX`.
+    """
+
+    kind: Literal["cut", "garbled", "error", "foreign", "too_large"]
+    message: str
+    error: object = None
+
+
+class TurnBuilder:
+    """Feed it the bytes of one response, then `finish`."""
+
+    def __init__(self) -> None:
+        self._form: Literal["unknown", "events", "whole"] = "unknown"
+        self._events = EventParser()
+        self._held: list[
+            bytes
+        ] = []  # The bytes of a form that is unknown yet, or of a body that is one whole.
+        self._bytes = 0
+        self._calls = CallList()
+        self._content = _Text()
+        self._reasoning = _Text()
+        self._refusal = _Text()
+        self._finish_reason = ""
+        self._frame: Frame | None = None
+        self._fault: WireFault | None = None
+        self._done = False
+
+    @property
+    def over(self) -> bool:
+        """Nothing that follows can change the outcome."""
+        return self._done or self._fault is not None
+
+    @property
+    def settled(self) -> bool:
+        """The model has said that it is finished; only usage and the end marker may follow."""
+        return self._finish_reason != ""
+
+    def feed(self, piece: bytes) -> Delta | None:
+        """Take the next bytes; the text they added, if any."""
+        if self.over:
+            return None
+        self._bytes += len(piece)
+        if self._bytes > TURN_BYTES_MAX:
+            self._fault = WireFault(kind="too_large", message=f"more than {TURN_BYTES_MAX} bytes in one turn")
+            return None
+        if self._form == "events":
+            return self._take(self._events.feed(piece))
+        self._held.append(piece)
+        if self._form == "unknown":
+            self._form = _form_of(b"".join(self._held))
+            if self._form == "events":
+                return self._take(self._events.feed(b"".join(self._held)))
+        return None
+
+    def finish(
+        self, *, iteration: int, schemas: Mapping[str, Mapping[str, object]], input_tokens: int
+    ) -> ModelTurn | WireFault:
+        """The turn, once the stream is over. `schemas` are the offered tools' parameters by name; `input_tokens` is
+        the estimate that counts when the provider counted nothing."""
+        if self._form == "whole":
+            self._take_whole(b"".join(self._held))
+        elif not self.over:
+            self._take(self._events.close())
+        if self._fault is not None:
+            return self._fault
+        if not self._done and not self.settled:
+            return WireFault(kind="cut", message="the response broke off before the model was finished")
+        calls, cut_off = self._calls.finish(iteration, schemas)
+        if cut_off and not self.settled:
+            return WireFault(kind="cut", message="the response ended in the middle of a tool call")
+        content, reasoning = self._content.whole(), self._reasoning.whole()
+        if self._frame is not None:
+            usage = self._frame.usage()
+        else:
+            output = estimated_tokens(len(content) + len(reasoning) + self._calls.chars)
+            usage = Usage(requests=1, input_tokens=input_tokens, output_tokens=output, estimated=True)
+        refusal = self._refusal.whole()
+        return ModelTurn(
+            content=content or refusal,
+            reasoning=reasoning,
+            calls=calls,
+            finish_reason=REFUSAL if refusal else self._finish_reason,
+            usage=usage,
+            cut_off=cut_off,
+        )
+
+    def _take_whole(self, body: bytes) -> None:
+        """A body that is no event stream: a completion sent at once, an error with status 200, or a page."""
+        body = body.removeprefix(_BOM).strip()
+        if not body.startswith(b"<"):
+            self._take([body])
+        if self._fault is None and not self._finish_reason:
+            shown = body[:200].decode("utf-8", "replace")
+            self._fault = WireFault(
+                kind="foreign", message=f"the endpoint answered with no completion: {shown}"
+            )
+
+    def _take(self, payloads: list[bytes]) -> Delta | None:
+        content: list[str] = []
+        reasoning: list[str] = []
+        for payload in payloads:
+            if payload == DONE:
+                self._done = True
+                break
+            for chunk in self._decode(payload):
+                self._take_chunk(chunk, content, reasoning)
+        if not content and not reasoning:
+            return None
+        shown = self._content.add(content), self._reasoning.add(reasoning)
+        return Delta(content=shown[0], reasoning=shown[1]) if shown[0] or shown[1] else None
+
+    def _decode(self, payload: bytes) -> list[Chunk]:
+        """The chunk of an event; several when the server forgot the blank lines between its events."""
+        if not payload.strip():
+            return []
+        try:
+            return [decode_chunk(payload)]
+        except UnreadableChunk as error:
+            if b"\n" in payload and self._form == "events":
+                return [chunk for line in payload.split(b"\n") for chunk in self._decode(line)]
+            self._fault = self._fault or WireFault(kind="garbled", message=str(error))
+            return []
+
+    def _take_chunk(self, chunk: Chunk, content: list[str], reasoning: list[str]) -> None:
+        if chunk.error:
+            message = error_message(chunk.error)
+            self._fault = self._fault or WireFault(kind="error", message=message, error=chunk.error)
+            return
+        self._count(chunk.usage)
+        for choice in chunk.choices or ():
+            # More than one choice was never asked for; some servers send others all the same.
+            if choice.index is None or choice.index == 0:
+                self._take_choice(choice, content, reasoning)
+
+    def _take_choice(self, choice: Choice, content: list[str], reasoning: list[str]) -> None:
+        self._count(choice.usage)
+        if (delta := choice.delta or choice.message) is not None:
+            if text := text_of(delta.content):
+                content.append(text)
+            if text := text_of(delta.reasoning_content) or text_of(delta.reasoning):
+                reasoning.append(text)
+            if text := text_of(delta.refusal):
+                self._refusal.add([text])
+            for position, fragment in enumerate(delta.tool_calls or ()):
+                self._calls.take(fragment, position)
+            if delta.function_call is not None:
+                self._calls.take(CallDelta(index=0, function=delta.function_call), 0)
+        if isinstance(choice.finish_reason, str) and choice.finish_reason:
+            self._finish_reason = choice.finish_reason
+        elif self._form == "whole" and choice.message is not None:
+            self._finish_reason = "stop"
+
+    def _count(self, usage: object) -> None:
+        """Usage frames are cumulative: the largest, of equal ones the last, is the turn's."""
+        if usage is None:
+            return
+        frame = read_frame(usage)
+        if frame is not None and (self._frame is None or frame.total >= self._frame.total):
+            self._frame = frame
+
+
+class _Text:
+    """A text that grows; one half of a surrogate pair is shown when its other half is there."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._held = ""
+
+    def add(self, pieces: list[str]) -> str:
+        """Append; gives what can be shown now."""
+        if not pieces:
+            return ""
+        self._pieces.extend(pieces)
+        text = self._held + "".join(pieces)
+        self._held = text[-1] if "\ud800" <= text[-1] <= "\udbff" else ""
+        return without_surrogates(text[:-1] if self._held else text)
+
+    def whole(self) -> str:
+        return without_surrogates("".join(self._pieces))
+
+
+def _form_of(head: bytes) -> Literal["unknown", "events", "whole"]:
+    """A JSON value or a page of markup is no event stream, and neither begins like one; headers are often wrong."""
+    if _BOM.startswith(head):
+        return "unknown"
+    start = head.removeprefix(_BOM).lstrip()[:1]
+    if not start:
+        return "unknown"
+    return "whole" if start in (b"{", b"[", b"<") else "events"
+
+
+def error_message(error: object) -> str:
+    """What a provider's `error` value says."""
+    match error:
+        case {"message": str(message)} if message:
+            return message
+        case str():
+            return error
+        case _:
+            return msgspec.json.encode(error).decode()

@@ -1,0 +1,142 @@
+"""A run that keeps losing its owners is carried by a process of its own, so that the others never suffer for it.
+
+Invariant: a run is called poisoned only when its own process died of it while its supervisor lived to see that;
+processes that are killed for other reasons never poison a run.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+
+import msgspec
+
+from libs.bus.ports import Bus, Delivery
+from libs.bus.runs import Folded, Runs
+from libs.chassis.logs import get_logger
+from libs.contracts import events as e
+from libs.contracts.clock import Clock, rfc3339
+from libs.contracts.run import RunState
+from libs.contracts.tasks import Ticket
+from libs.contracts.values import RunError
+
+# Owners that a run may lose without any progress before it is carried alone.
+FRUITLESS_CLAIMS_MAX = 2
+# Processes at once; each takes about 60 MB. More runs wait for their turn, which lasts one step of a run.
+AT_ONCE_MAX = 4
+POISONED = "POISONED"
+# What the process says on its stdout once its claim is in the log.
+CLAIMED = b"claimed\n"
+# After SIGTERM the process releases its run; the chassis gives it 10 s for that.
+DRAIN_S = 12.0
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Quarantine:
+    """The supervisor's side."""
+
+    def __init__(self, bus: Bus, runs: Runs, clock: Clock) -> None:
+        self._bus, self._runs, self._clock = bus, runs, clock
+        self._room = asyncio.Semaphore(AT_ONCE_MAX)
+
+    def wanted(self, state: RunState) -> bool:
+        """Whether the run has to be carried alone from now on."""
+        return state.claims_without_progress >= FRUITLESS_CLAIMS_MAX
+
+    async def carry(self, state: RunState, claimed: asyncio.Event, stop: asyncio.Event) -> None:
+        """Have a process of its own claim the run and carry it to its first progress, after which it is a run like any
+        other; returns when that process has ended."""
+        async with self._room:
+            await self._carry(state, claimed, stop)
+
+    async def _carry(self, state: RunState, claimed: asyncio.Event, stop: asyncio.Event) -> None:
+        log = get_logger("quarantine").bind(run_id=state.run_id)
+        process = await asyncio.create_subprocess_exec(
+            *(
+                sys.executable,
+                "-m",
+                "services.executor",
+                "--only",
+                state.tenant,
+                state.run_id,
+                str(os.getpid()),
+            ),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        log.warning("run.quarantined", pid=process.pid, fruitless_claims=state.claims_without_progress)
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = [
+                    group.create_task(_hear(process, claimed)),
+                    group.create_task(self._end(process, stop)),
+                ]
+                code = await process.wait()
+                for task in watching:
+                    task.cancel()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        log.info("quarantine.ended", exit=code)
+        if code < 0 and not stop.is_set():
+            await self._given_up(state, signal.Signals(-code).name)
+
+    async def _given_up(self, before: RunState, killed_by: str) -> None:
+        """Give the run up if its process died of it; one that got further, or never began, is taken over as usual."""
+        lost = before.claims_without_progress
+        reason = f"its own process died by {killed_by} after {lost} owners were lost"
+
+        def decide(state: RunState) -> list[e.LogEvent]:
+            if state.owner is None or state.epoch <= before.epoch or state.claims_without_progress == 0:
+                return []
+            return [poisoned(state, reason)]
+
+        folded = await self._runs.command(before.tenant, before.run_id, decide)
+        await keep_dead_letter(self._bus, self._clock, folded)
+
+    async def _end(self, process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
+        """Have the process release its run when this one drains."""
+        await stop.wait()
+        process.terminate()
+        await self._clock.sleep(DRAIN_S)
+        process.kill()
+
+
+def poisoned(state: RunState, reason: str) -> e.RunFailed:
+    """The end of a run that no owner gets anywhere with."""
+    message = f"{reason}; see the dead letters before trying again"
+    return e.RunFailed(error=RunError(error_code=POISONED, message=message), usage=state.usage)
+
+
+async def keep_dead_letter(bus: Bus, clock: Clock, folded: Folded) -> None:
+    """Keep the ticket of a run that ended poisoned, so that somebody who has mended the cause finds it."""
+    state = folded.state
+    if state.error is None or state.error.error_code != POISONED:
+        return
+    ticket = Ticket(tenant=state.tenant, run_id=state.run_id, sequence=folded.last)
+    delivery = Delivery(
+        subject=bus.subjects.work(state.task.priority),
+        headers={},
+        body=msgspec.json.encode(ticket),
+        stream_sequence=folded.last,
+        delivered=state.claims_without_progress,
+        stream_created=rfc3339(clock.now()),
+    )
+    await bus.queue.dead_letter(bus.subjects.dead("run"), delivery, state.error.message)
+
+
+def tie_to_parent(parent: int) -> None:
+    """Die with the supervisor. Called first thing in the quarantine process; quits when it is an orphan already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+async def _hear(process: asyncio.subprocess.Process, claimed: asyncio.Event) -> None:
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        if line == CLAIMED:
+            claimed.set()

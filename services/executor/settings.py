@@ -1,0 +1,32 @@
+"""Settings of the executor.
+
+Invariant: the model's key is a secret from the moment it is read: it is never logged, stored or handed to a tool.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AliasChoices, Field, SecretStr
+
+from libs.chassis.addresses import Http
+from libs.chassis.settings import ServiceSettings
+
+
+class ExecutorSettings(ServiceSettings):
+    """An executor without a model starts and waits: history and running tools need none."""
+
+    api_key: Annotated[
+        SecretStr | None, Field(validation_alias=AliasChoices("OPENAI_API_KEY", "DASHSCOPE_API_KEY"))
+    ] = None
+    base_url: Annotated[
+        Http | None, Field(validation_alias=AliasChoices("OPENAI_BASE_URL", "DASHSCOPE_BASE_URL"))
+    ] = None
+    model_id: Annotated[str | None, Field(alias="MODEL_ID")] = None
+    fallback_models: Annotated[str, Field(alias="PERDURE_FALLBACK_MODELS")] = ""
+    model_prices: Annotated[Path | None, Field(alias="PERDURE_MODEL_PRICES")] = None
+    # Slots: a run costs little while its model thinks, so one process holds many.
+    slots: Annotated[int, Field(alias="MAX_CONCURRENT_RUNS_PER_REPLICA", ge=1, le=10_000)] = 64
+
+    @property
+    def model_configured(self) -> bool:
+        return self.api_key is not None and self.model_id is not None

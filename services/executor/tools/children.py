@@ -1,0 +1,69 @@
+"""Child runs: what a `delegate` call makes.
+
+Invariant: a child's id derives from its parent's call and its log is begun at expected sequence 0, so however often and
+by whomever it is made, there is one. Keyed by parent run and call.
+"""
+
+import contextlib
+import hashlib
+
+import msgspec
+
+from libs.bus.runs import Runs
+from libs.contracts.errors import AppendConflict
+from libs.contracts.events import RunCreated, RunStartRequested
+from libs.contracts.ids import child_run_id, task_id_of
+from libs.contracts.run import CallState, RunState
+from libs.contracts.tasks import Limits, Parent, TaskSpec
+
+
+async def spawn(runs: Runs, parent: RunState, call: CallState) -> str:
+    """Make the child of a call, or find it made; its run id."""
+    run_id = child_run_id(parent.run_id, call.call_id)
+    task = _task(parent, call)
+    created = RunCreated(
+        tenant=parent.tenant,
+        task_id=task_id_of(run_id),
+        task=task,
+        limits=_limits(parent),
+        workspace=parent.workspace,
+        body_hash=hashlib.sha256(msgspec.json.encode(task)).hexdigest(),
+        parent=Parent(
+            run_id=parent.run_id,
+            call_id=call.call_id,
+            depth=parent.parent.depth + 1 if parent.parent is not None else 1,
+        ),
+        source="delegate",
+    )
+    # A conflict says that it was made before, by this owner or by a former one.
+    with contextlib.suppress(AppendConflict):
+        await runs.create(parent.tenant, run_id, [created, RunStartRequested(by=parent.run_id)])
+    return run_id
+
+
+def _task(parent: RunState, call: CallState) -> TaskSpec:
+    tools = call.arguments.get("tools")
+    asked = msgspec.convert(tools, list[str]) if tools is not None else None
+    allowed = parent.task.tools
+    if asked is not None and allowed is not None:
+        asked = [name for name in asked if name in allowed]
+    return TaskSpec(
+        goal=str(call.arguments.get("goal", "")),
+        workspace=parent.workspace,
+        model=parent.task.model,
+        tools=asked if asked is not None else allowed,
+        priority=parent.task.priority,
+        instructions=parent.task.instructions,
+        unattended=parent.task.unattended,
+    )
+
+
+def _limits(parent: RunState) -> Limits:
+    """The parent's limits with what is left of its budgets: children count on their parent."""
+    limits, used = parent.limits, parent.usage
+    tokens, cost = limits.max_total_tokens, limits.max_cost_usd
+    return msgspec.structs.replace(
+        limits,
+        max_total_tokens=max(0, tokens - used.total_tokens) if tokens is not None else None,
+        max_cost_usd=max(0.0, cost - (used.cost_usd or 0.0)) if cost is not None else None,
+    )
