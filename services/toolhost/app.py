@@ -1,0 +1,122 @@
+"""The tool host's composition root.
+
+Invariant: calls are taken only between registration and release of the lease; when this process is declared dead its
+tools are killed first, then it ends with the exit code that asks for a new start (a new process is a new boot).
+"""
+
+import asyncio
+import platform
+from pathlib import Path
+
+from libs.bus.journal import Journal
+from libs.bus.liveness import Registration, register
+from libs.chassis.hosting import EFFECTS_MAX, HostSetting, ToolHost
+from libs.chassis.logs import get_logger
+from libs.chassis.run import Chassis
+from libs.contracts.errors import ConfigurationError, LeaseLost
+from libs.contracts.streams import host_consumer
+from libs.contracts.tools import HostCatalog
+from libs.policy.decision import Policy
+from services.toolhost.attach import Attached, Workspaces
+from services.toolhost.evidence import Evidence
+from services.toolhost.guard import WorkspaceGuard
+from services.toolhost.invoke import HostParts, Invocations
+from services.toolhost.predecessor import HolderRecord
+from services.toolhost.processes import Processes
+from services.toolhost.registry import Registry
+from services.toolhost.repository import HiddenRepository, git_is_installed
+from services.toolhost.sandbox import Sandbox, choose
+from services.toolhost.settings import ToolhostSettings
+from services.toolhost.tools.catalog import TOOLS
+from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace
+
+
+async def serve(chassis: Chassis[ToolhostSettings]) -> None:
+    """Host tools until told to stop. Raises `LeaseLost` when the others have declared this process dead."""
+    settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
+    sandbox = await _sandbox(settings)
+    # A tool that could only say that it is not configured would cost the model a turn.
+    unusable = set[str]() if settings.run_tests_command else {"run_tests"}
+    registry = Registry({name: tool for name, tool in TOOLS.items() if name not in unusable}, Policy())
+    processes = Processes(clock=clock, inherited=settings.command_environment)
+    workspaces = Workspaces(
+        bus.log, clock, root=settings.root, secure=settings.secure, program_path=settings.program_path
+    )
+    nowhere = _nowhere(settings)
+    parts = HostParts(
+        log=bus.log,
+        journal=Journal(bus.bucket("journal")),
+        registry=registry,
+        workspaces=workspaces,
+        evidence=Evidence(processes, sandbox, settings.run_tests_command),
+        processes=processes,
+        sandbox=sandbox,
+        tests_command=settings.run_tests_command,
+        nowhere=nowhere,
+    )
+    host = ToolHost(bus, clock, Invocations(parts))
+    died = asyncio.Event()
+    registration = Registration(
+        service="toolhost",
+        replica=settings.replica_id,
+        slots=EFFECTS_MAX,
+        model_configured=False,
+        ttl_s=settings.lease_ttl_s,
+        info={"sandbox": sandbox.name, **({"warning": sandbox.warning} if sandbox.warning else {})},
+    )
+    try:
+        async with register(bus, clock, registration, control=host.control, on_death=died.set) as liveness:
+            workspaces.begin(liveness)
+            catalog = HostCatalog(
+                boot=liveness.boot,
+                replica=settings.replica_id,
+                host=platform.node(),
+                tools=registry.specs,
+                workspaces=True,
+                sandbox=sandbox.name,
+            )
+            effects = host_consumer(bus.subjects, liveness.boot)
+            await host.serve(liveness, HostSetting(catalog, effects), stop=chassis.stop, died=died)
+            if died.is_set():
+                raise LeaseLost("the others declared this tool host dead; it starts again as a new boot")
+            await bus.queue.remove_consumer(effects)
+    finally:
+        workspaces.close()
+        nowhere.guard.close()
+
+
+async def _sandbox(settings: ToolhostSettings) -> Sandbox:
+    if not git_is_installed(settings.program_path):
+        raise ConfigurationError(
+            "there is no git on PATH; workspaces need one: install it (apt-get install git)"
+        )
+    sandbox = await choose(settings.sandbox)
+    if sandbox.warning:
+        if settings.secure:
+            raise ConfigurationError(
+                f"RUNTIME_API_KEYS_JSON is set, and no sandbox works here ({sandbox.warning}); "
+                "install bubblewrap, or unset it to run for one trusted user"
+            )
+        get_logger("toolhost").warning("sandbox.missing", sandbox=sandbox.name, warning=sandbox.warning)
+    return sandbox
+
+
+def _nowhere(settings: ToolhostSettings) -> Attached:
+    """An empty folder for tools that need no workspace."""
+    directory: Path = settings.root / HIDDEN_FOLDER / "nowhere"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot use {settings.root} for workspaces: {error.strerror}; set WORKSPACE_DIR to a folder that can be written"
+        ) from error
+    place = WorkspacePlace(key="nowhere", directory=directory, git_dir=directory.with_suffix(".git"))
+    return Attached(
+        tenant="",
+        name="",
+        place=place,
+        guard=WorkspaceGuard(directory),
+        repository=HiddenRepository(git_dir=place.git_dir, worktree=directory),
+        record=HolderRecord(place),
+        lock_fd=-1,
+    )

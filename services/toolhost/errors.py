@@ -1,0 +1,105 @@
+"""What a tool call can fail with, below the one tree of `libs/contracts/errors.py`.
+
+Invariant: a `ToolFailure` is the tool's answer to the model and never the end of a run; `code` is permanent, and
+the message says what to do next.
+
+    ToolFailure                 TOOL_FAILURE
+    ├── PathRefused             PATH_REFUSED: the path leaves the workspace, or passes over a link
+    ├── FileMissing             FILE_NOT_FOUND
+    ├── WrongKind               WRONG_FILE_KIND: a directory, a pipe, a socket, a device
+    ├── FileTooLarge            FILE_TOO_LARGE
+    ├── FileChanged             FILE_CHANGED: somebody else wrote between plan and effect
+    ├── BinaryFile              BINARY_FILE
+    ├── BeyondEnd               OFFSET_BEYOND_END
+    ├── WorkspaceFault          WORKSPACE_IO: the disk is full, permission is missing, and the like
+    ├── InvalidArguments        INVALID_ARGUMENTS
+    ├── InvalidPattern          INVALID_PATTERN
+    ├── SearchTooCostly         SEARCH_TOO_COSTLY
+    ├── EditEmpty               EDIT_EMPTY
+    ├── EditIdentical           EDIT_IDENTICAL
+    ├── EditNoMatch             EDIT_NO_MATCH
+    ├── EditAmbiguous           EDIT_AMBIGUOUS
+    ├── RepositoryFault         WORKSPACE_REPOSITORY: git could not do it
+    ├── CommandNotStarted       COMMAND_NOT_STARTED
+    └── NotConfigured           TOOL_NOT_CONFIGURED
+"""
+
+from libs.contracts.errors import PerdureError
+
+
+class ToolFailure(PerdureError):
+    """Root of what a tool answers instead of a result."""
+
+    code, status = "TOOL_FAILURE", 422
+
+
+class PathRefused(ToolFailure):
+    code = "PATH_REFUSED"
+
+
+class FileMissing(ToolFailure):
+    code = "FILE_NOT_FOUND"
+
+
+class WrongKind(ToolFailure):
+    code = "WRONG_FILE_KIND"
+
+
+class FileTooLarge(ToolFailure):
+    code = "FILE_TOO_LARGE"
+
+
+class FileChanged(ToolFailure):
+    code = "FILE_CHANGED"
+
+
+class BinaryFile(ToolFailure):
+    code = "BINARY_FILE"
+
+
+class BeyondEnd(ToolFailure):
+    code = "OFFSET_BEYOND_END"
+
+
+class WorkspaceFault(ToolFailure):
+    code = "WORKSPACE_IO"
+
+
+class InvalidArguments(ToolFailure):
+    code = "INVALID_ARGUMENTS"
+
+
+class InvalidPattern(ToolFailure):
+    code = "INVALID_PATTERN"
+
+
+class SearchTooCostly(ToolFailure):
+    code = "SEARCH_TOO_COSTLY"
+
+
+class EditEmpty(ToolFailure):
+    code = "EDIT_EMPTY"
+
+
+class EditIdentical(ToolFailure):
+    code = "EDIT_IDENTICAL"
+
+
+class EditNoMatch(ToolFailure):
+    code = "EDIT_NO_MATCH"
+
+
+class EditAmbiguous(ToolFailure):
+    code = "EDIT_AMBIGUOUS"
+
+
+class RepositoryFault(ToolFailure):
+    code = "WORKSPACE_REPOSITORY"
+
+
+class CommandNotStarted(ToolFailure):
+    code = "COMMAND_NOT_STARTED"
+
+
+class NotConfigured(ToolFailure):
+    code = "TOOL_NOT_CONFIGURED"

@@ -1,0 +1,166 @@
+"""Facts for a verifier: a snapshot of the workspace, commands in clean checkouts of it, files in it.
+
+Invariant: nothing here judges, and a command of a check never touches the workspace itself.
+"""
+
+import asyncio
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from libs.contracts.evidence import (
+    FILES_MAX,
+    Change,
+    CommandAnswer,
+    CommandQuestion,
+    FileAnswer,
+    FileQuestion,
+    FilesAnswer,
+    FilesQuestion,
+    SnapshotAnswer,
+    SnapshotQuestion,
+)
+from libs.policy.globs import matches_any
+from services.toolhost.attach import Attached
+from services.toolhost.errors import CommandNotStarted, PathRefused, ToolFailure
+from services.toolhost.guard import BULK_FOLDERS
+from services.toolhost.patterns import is_found
+from services.toolhost.predecessor import checks_folder
+from services.toolhost.processes import Command, OnStarted, Processes
+from services.toolhost.repository import HiddenRepository
+from services.toolhost.sandbox import Sandbox
+
+# Of a command's output, for the evidence and for `expect_output`.
+_OUTPUT_BYTES_MAX = 256 * 1024
+# Changes that a verifier is told: more than these are a generated tree, and the answer has to fit a message.
+_CHANGES_MAX = 5_000
+_FOLDERS_MAX = 1_000
+# The name of the tree without files, which every git knows: all paths of a commit are what it adds to this.
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+_KINDS: dict[str, Literal["added", "modified", "deleted"]] = {"A": "added", "D": "deleted"}
+
+
+class Evidence:
+    """Answers a verifier's questions about one attached workspace at a time."""
+
+    def __init__(self, processes: Processes, sandbox: Sandbox, tests_command: Sequence[str]) -> None:
+        self._processes, self._sandbox = processes, sandbox
+        self._tests_command = list(tests_command)
+
+    async def snapshot(self, attached: Attached, question: SnapshotQuestion) -> SnapshotAnswer:
+        """Record the workspace, and what changed since the baseline. Raises `ToolFailure`."""
+        repository = attached.repository
+        commit = (await repository.snapshot("verification")).commit
+        baseline = question.baseline
+        if baseline is not None and not await repository.has(baseline):
+            baseline = None
+        changed: list[Change] = []
+        folders: set[str] = set()
+        if baseline is not None:
+            changed = [
+                Change(path=_text(change.path), kind=_KINDS.get(change.status, "modified"))
+                for change in await repository.changed_paths(baseline, commit)
+            ]
+            paths = [_text(change.path) for change in await repository.changed_paths(_EMPTY_TREE, baseline)]
+            folders = {path.rpartition("/")[0] for path in paths if matches_any(path, question.protected)}
+        return SnapshotAnswer(
+            commit=commit,
+            baseline=baseline,
+            changed=changed[:_CHANGES_MAX],
+            tests_command=self._tests_command,
+            protected_folders=sorted(folders)[:_FOLDERS_MAX],
+            unkept=sorted(BULK_FOLDERS),
+        )
+
+    async def command(
+        self,
+        attached: Attached,
+        question: CommandQuestion,
+        *,
+        key: str,
+        on_started: OnStarted,
+        stop: asyncio.Event,
+    ) -> tuple[CommandAnswer, str]:
+        """Run a command in a fresh checkout; with its output. Raises `ToolFailure` when there can be no checkout."""
+        argv = self._tests_command if question.argv is None else question.argv
+        if not argv:
+            return CommandAnswer(argv=[], problem="no test command is configured"), ""
+        folder = checks_folder(attached.place)
+        folder.mkdir(parents=True, exist_ok=True)
+        checkout = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            await attached.repository.checkout(question.commit, checkout)
+            command = Command(
+                argv=self._sandbox.wrap(argv, root=checkout, directory=checkout),
+                directory=checkout,
+                call_id=key,
+                timeout_s=question.timeout_s,
+                output_bytes_max=_OUTPUT_BYTES_MAX,
+                spare_leader=self._sandbox.spare_leader,
+            )
+            try:
+                ended = await self._processes.run(command, on_started=on_started, stop=stop)
+            except CommandNotStarted as failure:
+                return CommandAnswer(argv=argv, problem=failure.message), ""
+        finally:
+            await asyncio.to_thread(shutil.rmtree, checkout, ignore_errors=True)
+        answer = CommandAnswer(
+            argv=argv,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            timed_out=ended.timed_out,
+            problem="cancelled" if ended.cancelled else "",
+            duration_ms=round(ended.duration_s * 1000),
+        )
+        if question.expect_output is not None and not answer.problem:
+            found = await is_found(question.expect_output, ended.output)
+            answer = (
+                msgspec.structs.replace(answer, matched=found)
+                if isinstance(found, bool)
+                else msgspec.structs.replace(answer, problem=found)
+            )
+        return answer, ended.output
+
+    async def files(self, attached: Attached, question: FilesQuestion) -> FilesAnswer:
+        """Look at files of the commit. A path that cannot be one is a file that does not exist."""
+        return FilesAnswer(
+            files=[
+                await _fact(attached.repository, question, wanted) for wanted in question.files[:FILES_MAX]
+            ]
+        )
+
+
+async def _fact(repository: HiddenRepository, question: FilesQuestion, wanted: FileQuestion) -> FileAnswer:
+    try:
+        after = await repository.file_at(question.commit, wanted.path)
+        before = None
+        if question.baseline is not None:
+            before = await repository.file_at(question.baseline, wanted.path)
+    except PathRefused as failure:
+        return FileAnswer(path=wanted.path, before=None, after=None, problem=failure.message)
+    except ToolFailure as failure:
+        return FileAnswer(
+            path=wanted.path, before=None, after=None, problem=f"{failure.code}: {failure.message}"
+        )
+    matched: bool | None = None
+    problem = ""
+    if wanted.contains is not None and after is not None:
+        found = await is_found(wanted.contains, after.decode("utf-8", "surrogateescape"))
+        matched, problem = (found, "") if isinstance(found, bool) else (None, found)
+    return FileAnswer(
+        path=wanted.path, before=_sha256(before), after=_sha256(after), matched=matched, problem=problem
+    )
+
+
+def _text(path: str) -> str:
+    """The path as it can stand in JSON."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _sha256(data: bytes | None) -> str | None:
+    return hashlib.sha256(data).hexdigest() if data is not None else None

@@ -1,0 +1,273 @@
+"""What this host does with a call that has passed the protocol: check it, find its workspace, run the tool.
+
+Invariant: a tool sees only arguments of its schema, allowed by the policy, in a workspace that this host holds; and a
+change of a file that an earlier attempt has made is found, not made again.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from libs.bus.journal import Journal, key_of
+from libs.bus.ports import Log
+from libs.chassis.effects import Effect, Prepared, failed, refused
+from libs.contracts.evidence import CommandQuestion, FilesQuestion, SnapshotQuestion
+from libs.contracts.tools import (
+    VERIFY_COMMAND,
+    VERIFY_FILES,
+    VERIFY_SNAPSHOT,
+    WORKSPACE_ATTACH,
+    JournalState,
+    Refusal,
+    Semantics,
+    ToolCall,
+    ToolResult,
+)
+from libs.policy.decision import Verb
+from services.toolhost.approvals import is_approved
+from services.toolhost.attach import Attached, Workspaces
+from services.toolhost.errors import ToolFailure
+from services.toolhost.evidence import Evidence
+from services.toolhost.output import clip
+from services.toolhost.pathlocks import PathLocks
+from services.toolhost.processes import Processes
+from services.toolhost.registry import Registry
+from services.toolhost.sandbox import Sandbox
+from services.toolhost.tools import Outcome, ToolContext
+from services.toolhost.tools.catalog import Tool, perform
+from services.toolhost.tools.catalog import failed as failure_of
+from services.toolhost.tools.files import FilePlan, apply, is_applied
+
+# Attempts are claims of a dying host or run; nobody makes more than a few.
+_ATTEMPTS_MAX = 20
+
+
+class HostParts(NamedTuple):
+    """What invocations work with. `nowhere` stands in for the workspace of tools that need none."""
+
+    log: Log
+    journal: Journal
+    registry: Registry
+    workspaces: Workspaces
+    evidence: Evidence
+    processes: Processes
+    sandbox: Sandbox
+    tests_command: tuple[str, ...]
+    nowhere: Attached
+
+
+class Invocations:
+    """The tool host's side of `libs/chassis/hosting.py`."""
+
+    def __init__(self, parts: HostParts) -> None:
+        self._parts = parts
+        self._locks = PathLocks()
+
+    async def answer(self, call: ToolCall, stop: asyncio.Event) -> ToolResult:
+        """A READ_ONLY call."""
+        if call.name == WORKSPACE_ATTACH:
+            return await self._parts.workspaces.attach(call)
+        if call.name == VERIFY_FILES:
+            return await self._files(call)
+        tool = self._parts.registry.find(call.name)
+        if tool is None:
+            return refused(call, Refusal.UNKNOWN_TOOL)
+        if tool.spec.semantics is not Semantics.READ_ONLY:
+            return refused(call, Refusal.MALFORMED, f"{call.name} has effects: send it over the work queue")
+        checked = await self._checked(call, tool)
+        if isinstance(checked, ToolResult):
+            return checked
+        return _result(call, await perform(tool, self._context(call, checked, stop), call.arguments))
+
+    @asynccontextmanager
+    async def effect(self, call: ToolCall) -> AsyncGenerator[Prepared]:
+        """A call with an effect. While the context lasts, nobody else plans a change of the same file."""
+        async with AsyncExitStack() as stack:
+            yield await self._prepared(call, stack)
+
+    async def _prepared(self, call: ToolCall, stack: AsyncExitStack) -> Prepared:
+        if call.name in (VERIFY_SNAPSHOT, VERIFY_COMMAND):
+            return self._for_verifier(call)
+        tool = self._parts.registry.find(call.name)
+        if tool is None:
+            return refused(call, Refusal.UNKNOWN_TOOL, f"this host has no tool {call.name}")
+        path = call.arguments.get("path")
+        if tool.plan is not None and isinstance(path, str):
+            await stack.enter_async_context(self._locks.holding(call.workspace_id, path))
+        attached = await self._checked(call, tool)
+        if isinstance(attached, ToolResult):
+            return attached
+        if tool.plan is not None:
+            return await self._change(call, tool, attached)
+
+        async def run(stop: asyncio.Event) -> ToolResult:
+            try:
+                return _result(call, await perform(tool, self._context(call, attached, stop), call.arguments))
+            finally:
+                attached.record.forget_command(key_of(call))
+
+        return Effect(run, before={}, after={})
+
+    async def _change(self, call: ToolCall, tool: Tool, attached: Attached) -> Prepared:
+        """A change of one file: planned now, so that the journal holds its digests before it happens."""
+        assert tool.plan is not None
+        done = await self._done_before(call, attached)
+        if done is not None:
+            return _result(call, done)
+        try:
+            plan = await tool.plan(self._context(call, attached, asyncio.Event()), call.arguments)
+        except ToolFailure as failure:
+            return _result(call, failure_of(failure))
+
+        async def write(stop: asyncio.Event) -> ToolResult:
+            del stop  # A change takes milliseconds and is whole or not at all.
+            return _result(call, await asyncio.to_thread(_applied, attached, plan))
+
+        return Effect(write, before={plan.path: plan.before_sha256}, after={plan.path: plan.after_sha256})
+
+    async def _done_before(self, call: ToolCall, attached: Attached) -> Outcome | None:
+        """The outcome of an earlier attempt that changed the file and did not live to say so."""
+        for attempt in range(call.attempt - 1, max(0, call.attempt - 1 - _ATTEMPTS_MAX), -1):
+            found = await self._parts.journal.read(call.run_id, call.call_id, attempt)
+            if found is None or found.entry.state is not JournalState.STARTED:
+                continue
+            for path, digest in found.entry.after.items():
+                if await asyncio.to_thread(is_applied, attached.guard, path, digest):
+                    return Outcome(
+                        ok=True,
+                        output=f"{path} is as wanted: an earlier attempt of this call had written it",
+                        metadata={
+                            "path": path,
+                            "sha256": digest,
+                            "sha256_before": found.entry.before.get(path),
+                        },
+                    )
+        return None
+
+    async def _checked(self, call: ToolCall, tool: Tool) -> Attached | ToolResult:
+        """The call's workspace once schema and policy let it pass."""
+        attached = self._parts.workspaces.find(call) if tool.spec.needs_workspace else self._parts.nowhere
+        if attached is None:
+            return refused(call, Refusal.NOT_MY_WORKSPACE)
+        problem = self._parts.registry.problem(call)
+        if problem is not None:
+            return failed(call, f"INVALID_ARGUMENTS: {problem}", {"error_code": "INVALID_ARGUMENTS"})
+        decision = self._parts.registry.decision(call)
+        if decision.verb is Verb.DENY:
+            return failed(call, f"DENIED: {decision.reason}", {"error_code": "DENIED"})
+        if decision.verb is Verb.ASK and not await is_approved(self._parts.log, call):
+            return failed(call, f"NOT_APPROVED: {decision.reason}", {"error_code": "NOT_APPROVED"})
+        return attached
+
+    def _context(self, call: ToolCall, attached: Attached, stop: asyncio.Event) -> ToolContext:
+        key = key_of(call)
+
+        async def note(group: int, start: int) -> None:
+            attached.record.note_command(key, group, start)
+
+        return ToolContext(
+            # The marker of its processes: unlike the call's id it is unique on the machine.
+            call_id=key,
+            guard=attached.guard,
+            repository=attached.repository,
+            processes=self._parts.processes,
+            sandbox=self._parts.sandbox,
+            baseline_commit=attached.baselines.get(call.run_id),
+            run_tests_command=self._parts.tests_command,
+            output_chars_max=call.output_chars_max,
+            timeout_s=call.timeout_s,
+            on_started=note,
+            stop=stop,
+        )
+
+    # --- For verifiers --------------------------------------------------------------------------------------------
+
+    def _for_verifier(self, call: ToolCall) -> Prepared:
+        attached = self._parts.workspaces.find(call)
+        if attached is None:
+            return refused(call, Refusal.NOT_MY_WORKSPACE)
+        try:
+            if call.name == VERIFY_SNAPSHOT:
+                question = msgspec.convert(call.arguments, SnapshotQuestion)
+                return Effect(_Snapshot(self._parts.evidence, call, attached, question), before={}, after={})
+            command = msgspec.convert(call.arguments, CommandQuestion)
+            return Effect(_Command(self._parts.evidence, call, attached, command), before={}, after={})
+        except msgspec.ValidationError as error:
+            return refused(call, Refusal.UNKNOWN_TOOL, f"{call.name}: {error}")
+
+    async def _files(self, call: ToolCall) -> ToolResult:
+        attached = self._parts.workspaces.find(call)
+        if attached is None:
+            return refused(call, Refusal.NOT_MY_WORKSPACE)
+        try:
+            question = msgspec.convert(call.arguments, FilesQuestion)
+        except msgspec.ValidationError as error:
+            return refused(call, Refusal.MALFORMED, str(error))
+        return _facts(call, await self._parts.evidence.files(attached, question))
+
+
+class _Snapshot(NamedTuple):
+    evidence: Evidence
+    call: ToolCall
+    attached: Attached
+    question: SnapshotQuestion
+
+    async def __call__(self, stop: asyncio.Event) -> ToolResult:
+        del stop  # A snapshot only adds objects; it is left to finish.
+        try:
+            return _facts(self.call, await self.evidence.snapshot(self.attached, self.question))
+        except ToolFailure as failure:
+            return _result(self.call, failure_of(failure))
+
+
+class _Command(NamedTuple):
+    evidence: Evidence
+    call: ToolCall
+    attached: Attached
+    question: CommandQuestion
+
+    async def __call__(self, stop: asyncio.Event) -> ToolResult:
+        key, record = key_of(self.call), self.attached.record
+
+        async def note(group: int, start: int) -> None:
+            record.note_command(key, group, start)
+
+        try:
+            answer, output = await self.evidence.command(
+                self.attached, self.question, key=key, on_started=note, stop=stop
+            )
+            return _facts(self.call, answer, clip(output, self.call.output_chars_max))
+        except ToolFailure as failure:
+            return _result(self.call, failure_of(failure))
+        finally:
+            record.forget_command(key)
+
+
+def _applied(attached: Attached, plan: FilePlan) -> Outcome:
+    try:
+        return apply(attached.guard, plan)
+    except ToolFailure as failure:
+        return failure_of(failure)
+
+
+def _result(call: ToolCall, outcome: Outcome) -> ToolResult:
+    return ToolResult(
+        call_id=call.call_id,
+        attempt=call.attempt,
+        ok=outcome.ok,
+        output=clip(outcome.output, call.output_chars_max),
+        metadata=outcome.metadata,
+    )
+
+
+def _facts(call: ToolCall, answer: msgspec.Struct, output: str = "") -> ToolResult:
+    return ToolResult(
+        call_id=call.call_id,
+        attempt=call.attempt,
+        ok=True,
+        output=output,
+        metadata=msgspec.to_builtins(answer),
+    )

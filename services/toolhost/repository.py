@@ -1,0 +1,315 @@
+"""The hidden git repository of a workspace: snapshots, differences and clean checkouts, unseen by whoever works in it.
+
+Invariant: nothing of the user's own git is read or written: not their `.git`, index, refs, stash, configuration,
+hooks, filters or ignore rules. A snapshot holds every regular file and link byte for byte (ignored files too, and the
+contents of nested repositories) except `.git` itself, half-written files, and the folders of `BULK_FOLDERS`, which
+tools can make again. Empty folders, pipes and sockets have no place in git and are not kept.
+
+One `HiddenRepository` serves one workspace; its lock puts operations that touch the index into a row.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from services.toolhost.errors import FileTooLarge, RepositoryFault
+from services.toolhost.guard import BULK_FOLDERS, Entry, FileKind, WorkspaceGuard, components
+
+# What we record by attributes: bytes, whatever `.gitattributes` in the workspace says. (`info/attributes` wins.)
+_ATTRIBUTES = "* -text -eol -ident -filter !working-tree-encoding !diff !merge !export-ignore !export-subst\n"
+_CONFIGURATION = (
+    "core.bare=false", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.excludesFile=/dev/null",
+    "core.quotePath=false", "core.autocrlf=false", "core.safecrlf=false", "core.fileMode=true", "core.symlinks=true",
+    "core.protectNTFS=false", "core.protectHFS=false", "core.precomposeUnicode=false", "core.fsmonitor=false", "core.untrackedCache=false", "core.pager=cat",
+    "core.fsync=committed,reference", "core.fsyncMethod=batch", "gc.auto=0", "maintenance.auto=false",
+    "safe.directory=*", "advice.addEmbeddedRepo=false", "diff.renames=false", "submodule.recurse=false",
+)  # fmt: skip
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
+_REFERENCE_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\Z")
+_LATEST = "refs/perdure/latest"
+# A git that takes longer hangs on the file system; a snapshot of 200,000 files takes a minute or two.
+_GIT_PATIENCE_S = 300.0
+# Lists of paths and objects are ours to bound: 200,000 paths of 4 KiB would be refused by the walk before.
+_ANSWER_BYTES_MAX = 256 << 20
+_DIFF_BYTES_MAX = 4 << 20
+_FILE_BYTES_MAX = 64 << 20
+# Files may change while they are hashed; a workspace that never stands still is snapshotted between two calls.
+_SNAPSHOT_ATTEMPTS = 3
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded state: the commit, and the tree in it (equal trees are equal contents)."""
+
+    commit: str
+    tree: str
+
+
+class ChangedPath(msgspec.Struct, frozen=True, kw_only=True):
+    """`status` is git's letter: A added, M modified, D deleted, T changed in kind."""
+
+    path: str
+    status: str
+
+
+class HiddenRepository:
+    """See the module. `git_dir` lies outside of `worktree`; `program_path` is the PATH that git is found on."""
+
+    def __init__(self, *, git_dir: Path, worktree: Path, program_path: str = os.defpath) -> None:
+        self.git_dir = git_dir
+        self.worktree = worktree
+        self._program_path = program_path
+        self._lock = asyncio.Lock()
+
+    async def ensure(self) -> None:
+        """Makes the repository if there is none, and clears locks that a killed git left. Idempotent."""
+        async with self._lock:
+            if not (self.git_dir / "HEAD").is_file():
+                self.git_dir.mkdir(parents=True, exist_ok=True)
+                await self._git("init", "--quiet", "--template=")
+            (self.git_dir / "info").mkdir(exist_ok=True)
+            (self.git_dir / "info" / "attributes").write_text(_ATTRIBUTES)
+            for lock in [*self.git_dir.glob("*.lock"), *(self.git_dir / "refs").rglob("*.lock")]:
+                lock.unlink(missing_ok=True)
+
+    async def snapshot(self, message: str) -> Snapshot:
+        """Records the worktree as it is. An unchanged worktree gives the previous snapshot again."""
+        async with self._lock:
+            tree = await self._tree_of_worktree()
+            latest = await self._resolve(_LATEST)
+            if latest is not None and await self._resolve(f"{latest}^{{tree}}") == tree:
+                return Snapshot(commit=latest, tree=tree)
+            parent = [] if latest is None else ["-p", latest]
+            commit = (await self._git("commit-tree", tree, *parent, "-m", message)).decode().strip()
+            await self._git("update-ref", _LATEST, commit)
+            return Snapshot(commit=commit, tree=tree)
+
+    async def pin_baseline(self, run_id: str, commit: str) -> None:
+        """Remembers, and keeps alive, the commit that a run began from. The first one stays."""
+        reference = _baseline(run_id)
+        async with self._lock:
+            if await self._resolve(reference) is None:
+                await self._git("update-ref", reference, _checked(commit))
+
+    async def baseline(self, run_id: str) -> str | None:
+        """The commit that the run began from."""
+        return await self._resolve(_baseline(run_id))
+
+    async def unpin_baseline(self, run_id: str) -> None:
+        """Forgets it (the run is deleted). Idempotent."""
+        async with self._lock:
+            await self._git("update-ref", "-d", _baseline(run_id))
+
+    async def has(self, commit: str) -> bool:
+        return await self._resolve(f"{_checked(commit)}^{{commit}}") is not None
+
+    async def diff(
+        self, from_commit: str, path: str | None = None, *, bytes_max: int = _DIFF_BYTES_MAX
+    ) -> str:
+        """What changed in the worktree since `from_commit`, as a unified diff with new and deleted files; `path`
+        (a file or folder) narrows it. Empty when nothing changed; cut after `bytes_max`, and then it says so."""
+        narrowed = ["--", *(["/".join(components(path))] if path and components(path) else [])]
+        async with self._lock:
+            tree = await self._tree_of_worktree()
+        options = ("-r", "-p", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
+        raw = await self._git(
+            "diff-tree", *options, _checked(from_commit), tree, *narrowed, bytes_max=bytes_max, cut=True
+        )
+        text = raw[:bytes_max].decode("utf-8", "replace")
+        return text if len(raw) <= bytes_max else f"{text}\n… [the rest of the diff is left out] …\n"
+
+    async def changed_paths(self, older: str, newer: str) -> list[ChangedPath]:
+        """The paths in which two commits differ, sorted. A rename is a deletion and an addition."""
+        options = ("-r", "-z", "--name-status", "--no-renames")
+        raw = await self._git("diff-tree", *options, _checked(older), _checked(newer))
+        fields = raw.split(b"\0")
+        return [
+            ChangedPath(path=os.fsdecode(path), status=status.decode())
+            for status, path in zip(fields[0::2], fields[1::2], strict=False)
+        ]
+
+    async def checkout(self, commit: str, into: Path) -> None:
+        """Writes the commit's files into the empty or missing folder `into`: a clean copy, without any `.git`."""
+        await asyncio.to_thread(into.mkdir, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.git_dir) as private:
+            index = {"GIT_INDEX_FILE": str(Path(private) / "index"), "GIT_WORK_TREE": str(into)}
+            await self._git("read-tree", _checked(commit), extra=index)
+            await self._git("checkout-index", "--all", "--force", "--quiet", extra=index, directory=into)
+
+    async def file_at(self, commit: str, path: str) -> bytes | None:
+        """The bytes of a regular file in the commit; None if there is none. Raises `FileTooLarge` above 64 MiB."""
+        listed = await self._git("ls-tree", "-z", "-l", _checked(commit), "--", "/".join(components(path)))
+        if not listed:
+            return None
+        mode, kind, blob, size = listed.split(b"\t", 1)[0].decode().split()
+        if kind != "blob" or mode == "120000":
+            return None
+        if int(size) > _FILE_BYTES_MAX:
+            raise FileTooLarge(f"{path!r} in the snapshot is larger than {_FILE_BYTES_MAX} bytes")
+        return await self._git("cat-file", "blob", blob)
+
+    async def _tree_of_worktree(self) -> str:
+        """Brings the index up to the worktree and writes its tree. Needs the lock."""
+        for attempt in range(_SNAPSHOT_ATTEMPTS):
+            present = await asyncio.to_thread(self._present)
+            try:
+                known = [
+                    path for path in (await self._git("ls-files", "-z", "--cached")).split(b"\0") if path
+                ]
+                # What is gone leaves first: a name may be a file, a folder and a link one after the other.
+                gone = set(known).difference(present)
+                for option, paths in (("--force-remove", sorted(gone)), ("--add", present)):
+                    if paths:
+                        options = ("-z", "--remove", option, "--stdin")
+                        await self._git("update-index", *options, data=b"\0".join([*paths, b""]))
+                return (await self._git("write-tree")).decode().strip()
+            except RepositoryFault:
+                if attempt == _SNAPSHOT_ATTEMPTS - 1:
+                    raise
+                # A file changed under git's hands, or a killed git left its lock, or half an index.
+                for name in ("index.lock", "index")[: attempt + 1]:
+                    (self.git_dir / name).unlink(missing_ok=True)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _present(self) -> list[bytes]:
+        with WorkspaceGuard(self.worktree) as guard:
+            listing = guard.walk()
+        if not listing.complete:
+            raise RepositoryFault(
+                f"the workspace has more than {len(listing.entries)} entries and cannot be snapshotted; "
+                f"remove what can be made again, or put it into one of {', '.join(sorted(BULK_FOLDERS))}"
+            )
+        kept = (FileKind.FILE, FileKind.SYMLINK)
+        return [
+            os.fsencode(entry.path) for entry in listing.entries if entry.kind in kept and _recordable(entry)
+        ]
+
+    async def _resolve(self, name: str) -> str | None:
+        raw = await self._git(
+            "rev-parse", "--verify", "--quiet", "--end-of-options", name, accepted=(0, 1, 128)
+        )
+        return raw.decode().strip() or None
+
+    async def _git(
+        self,
+        *arguments: str,
+        data: bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        bytes_max: int = _ANSWER_BYTES_MAX,
+        cut: bool = False,
+        accepted: Sequence[int] = (0,),
+    ) -> bytes:
+        """What git answers. More than `bytes_max` is an error, or just cut off."""
+        settings = [item for setting in _CONFIGURATION for item in ("-c", setting)]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *("git", *settings, *arguments),
+                cwd=directory or self.worktree,
+                env=self._environment() | dict(extra or {}),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise RepositoryFault(f"git or the workspace is missing: {error.filename}") from None
+        try:
+            async with asyncio.timeout(_GIT_PATIENCE_S), asyncio.TaskGroup() as group:
+                group.create_task(_feed(process, data))
+                answering = group.create_task(_read(process, process.stdout, bytes_max))
+                complaining = group.create_task(_read(process, process.stderr, _ANSWER_BYTES_MAX))
+            code = await process.wait()
+        except TimeoutError:
+            raise RepositoryFault(
+                f"git {arguments[0]} did not finish within {_GIT_PATIENCE_S:.0f} s"
+            ) from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        answer = answering.result()
+        if len(answer) > bytes_max:
+            if cut:
+                return answer
+            raise RepositoryFault(f"git {arguments[0]} answered with more than {bytes_max} bytes")
+        if code not in accepted:
+            said = complaining.result().decode("utf-8", "replace").strip()[-1000:]
+            raise RepositoryFault(f"git {arguments[0]} failed: {said or f'exit code {code}'}")
+        return answer
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": self._program_path,
+            "HOME": str(self.git_dir),
+            "LANG": "C.UTF-8",
+            "GIT_DIR": str(self.git_dir),
+            "GIT_WORK_TREE": str(self.worktree),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_ATTR_NOSYSTEM": "1",
+            "GIT_TERMINAL_PROMPT": "0",
+            "GIT_LITERAL_PATHSPECS": "1",
+            "GIT_NO_REPLACE_OBJECTS": "1",
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_AUTHOR_NAME": "Perdure",
+            "GIT_AUTHOR_EMAIL": "perdure@localhost",
+            "GIT_COMMITTER_NAME": "Perdure",
+            "GIT_COMMITTER_EMAIL": "perdure@localhost",
+        }
+
+
+def git_is_installed(program_path: str) -> bool:
+    """Whether there is a git to work with. For the host's start."""
+    return shutil.which("git", path=program_path) is not None
+
+
+def _baseline(run_id: str) -> str:
+    if not _REFERENCE_NAME.match(run_id):
+        raise RepositoryFault(f"{run_id!r} is not the id of a run")
+    return f"refs/perdure/baseline/{run_id}"
+
+
+def _checked(commit: str) -> str:
+    if not _COMMIT.match(commit):
+        raise RepositoryFault(f"{commit!r} is not the name of a commit")
+    return commit
+
+
+def _recordable(entry: Entry) -> bool:
+    """Git refuses these names, and one of them would spoil the snapshot of all others."""
+    names = entry.path.casefold().split("/")
+    return ".git" not in names and not (entry.kind is FileKind.SYMLINK and names[-1] == ".gitmodules")
+
+
+async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
+    assert process.stdin is not None
+    # A git that has ended early (its complaint says why) takes no more.
+    with suppress(BrokenPipeError, ConnectionResetError):
+        if data and not process.stdin.is_closing():
+            process.stdin.write(data)
+            await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _read(
+    process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, bytes_max: int
+) -> bytes:
+    """All of it; a process that says more than `bytes_max` is killed, and what comes back is longer than that."""
+    assert stream is not None
+    data = bytearray()
+    while block := await stream.read(1 << 18):
+        if len(data) <= bytes_max:
+            data += block
+            if len(data) > bytes_max:
+                # It may have ended already: what it said lay in the pipe.
+                with suppress(ProcessLookupError):
+                    process.kill()
+    return bytes(data)

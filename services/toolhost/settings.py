@@ -1,0 +1,51 @@
+"""What the tool host reads from its environment.
+
+Invariant: nothing of the environment reaches a tool but what stands in `command_environment`.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from pydantic import Field, SecretStr, field_validator
+
+from libs.chassis.settings import ServiceSettings
+from services.toolhost.sandbox import SandboxMode
+
+
+class ToolhostSettings(ServiceSettings):
+    """`secure` (many tenants) is on when API keys are configured; the keys themselves are of no use here."""
+
+    workspace_dir: Annotated[Path | None, Field(alias="WORKSPACE_DIR")] = None
+    sandbox: Annotated[SandboxMode, Field(alias="SANDBOX")] = SandboxMode.AUTO
+    run_tests_command: Annotated[tuple[str, ...], Field(alias="RUN_TESTS_COMMAND")] = ()
+    api_keys: Annotated[SecretStr | None, Field(alias="RUNTIME_API_KEYS_JSON")] = None
+    program_path: Annotated[str, Field(alias="PATH")] = "/usr/local/bin:/usr/bin:/bin"
+    time_zone: Annotated[str, Field(alias="TZ")] = ""
+
+    @field_validator("run_tests_command", mode="before")
+    @classmethod
+    def _argv_is_a_json_array(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            argv = tuple(msgspec.json.decode(value, type=list[str]))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f'must be a JSON array of strings such as ["pytest", "-q"]: {error}') from None
+        if not argv or not argv[0].strip():
+            raise ValueError('names no program; write it as ["pytest", "-q"], or unset it')
+        return argv
+
+    @property
+    def secure(self) -> bool:
+        return self.api_keys is not None
+
+    @property
+    def root(self) -> Path:
+        """The folder of all workspaces."""
+        return (self.workspace_dir or self.data / "workspaces").absolute()
+
+    @property
+    def command_environment(self) -> dict[str, str]:
+        """What commands inherit."""
+        return {"PATH": self.program_path} | ({"TZ": self.time_zone} if self.time_zone else {})

@@ -1,0 +1,254 @@
+"""`search_text`: lines of files that match a regular expression, with exact totals.
+
+Invariant: an invalid pattern, a pattern that takes too long and "no match" are three different answers. Plain texts
+are looked for here; anything that could backtrack runs in a worker process that is killed when its time is over.
+"""
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import msgspec
+
+from libs.contracts.tools import Semantics, ToolSpec
+from libs.policy.globs import matches
+from services.toolhost.errors import FileTooLarge, InvalidPattern, SearchTooCostly, ToolFailure
+from services.toolhost.guard import FileKind, WorkspaceGuard
+from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded, matching
+from services.toolhost.tools.names import shown
+
+_RESULTS_DEFAULT = 100
+_RESULTS_MAX = 1_000
+_PATTERN_CHARS_MAX = 4_000
+# One file is held in memory while it is searched; all of them take a few seconds at most.
+_FILE_BYTES_MAX = 32 << 20
+_SEARCHED_BYTES_MAX = 256 << 20
+_SNIFF_BYTES = 8_192
+_PATIENCE_S = 10.0
+_SPECIAL = frozenset(r".^$*+?{}[]\|()")
+
+SPEC = ToolSpec(
+    name="search_text",
+    description=(
+        "Searches the files of the workspace line by line for a regular expression (Python syntax). Answers "
+        "path:line: text, and the totals also when there are more matches than are shown. Binary files are skipped."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "description": "Regular expression, applied to single lines."},
+            "path": {"type": "string", "description": "File or folder to search. Default: the workspace."},
+            "glob": {
+                "type": "string",
+                "description": "Only files that match, relative to the folder, such as *.py.",
+            },
+            "ignore_case": {"type": "boolean", "description": "Default false."},
+            "max_results": {
+                "type": "integer",
+                "minimum": 1,
+                "description": f"How many matching lines to show. Default {_RESULTS_DEFAULT}, at most {_RESULTS_MAX}.",
+            },
+        },
+        "required": ["pattern"],
+        "additionalProperties": False,
+    },
+    semantics=Semantics.READ_ONLY,
+    timeout_s=60.0,
+)
+
+
+class SearchTextArguments(msgspec.Struct, frozen=True, kw_only=True):
+    pattern: str
+    path: str | None = None
+    glob: str | None = None
+    ignore_case: bool | None = None
+    max_results: int | None = None
+
+    @property
+    def results_max(self) -> int:
+        return max(1, min(self.max_results or _RESULTS_DEFAULT, _RESULTS_MAX))
+
+
+async def run(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, SearchTextArguments)
+    return await asyncio.to_thread(_searched, context.guard, wanted, min(_PATIENCE_S, context.timeout_s))
+
+
+class _Found:
+    """What a search came to: results as (path, line, text), totals, and what was not searched."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, int, str]] = []
+        self.matches = self.files = self.searched_files = self.searched_bytes = 0
+        self.skipped: dict[str, int] = {}
+
+    def skip(self, why: str) -> None:
+        self.skipped[why] = self.skipped.get(why, 0) + 1
+
+
+def _searched(guard: WorkspaceGuard, wanted: SearchTextArguments, patience_s: float) -> Outcome:
+    if not wanted.pattern or len(wanted.pattern) > _PATTERN_CHARS_MAX:
+        raise InvalidPattern(f"a pattern has 1 to {_PATTERN_CHARS_MAX} characters")
+    found = _Found()
+    contents = _contents(guard, _paths(guard, wanted, found), found)
+    if _SPECIAL.isdisjoint(wanted.pattern):
+        _search_here(wanted, contents, found)
+    else:
+        _search_in_worker(wanted, contents, found, patience_s)
+    return _answer(wanted, found)
+
+
+def _paths(guard: WorkspaceGuard, wanted: SearchTextArguments, found: _Found) -> list[str]:
+    where = wanted.path or "."
+    if guard.stat(where).kind is not FileKind.DIRECTORY:
+        return [where]
+    prefix = "/".join(part for part in where.split("/") if part not in ("", "."))
+    below = len(prefix) + 1 if prefix else 0
+    listing = guard.walk(where)
+    if not listing.complete:
+        found.skip("beyond the limit of a walk")
+    files = (entry.path for entry in listing.entries if entry.kind is FileKind.FILE)
+    return sorted(path for path in files if not wanted.glob or matches(path[below:], wanted.glob))
+
+
+def _contents(guard: WorkspaceGuard, paths: list[str], found: _Found) -> Iterator[tuple[str, bytes]]:
+    """The text files among `paths`, until the budget is spent."""
+    for path in paths:
+        if found.searched_bytes >= _SEARCHED_BYTES_MAX:
+            found.skip(f"beyond the {_SEARCHED_BYTES_MAX >> 20} MiB that one search reads")
+            continue
+        try:
+            data = guard.read(path, bytes_max=_FILE_BYTES_MAX)
+        except FileTooLarge:
+            found.skip(f"larger than {_FILE_BYTES_MAX >> 20} MiB")
+            continue
+        except ToolFailure:
+            # It was there when the folder was listed: gone meanwhile, or not readable.
+            if len(paths) == 1:
+                raise
+            found.skip("unreadable")
+            continue
+        if b"\0" in data[:_SNIFF_BYTES]:
+            found.skip("binary")
+            continue
+        found.searched_files += 1
+        found.searched_bytes += len(data)
+        yield path, data
+
+
+def _search_here(wanted: SearchTextArguments, contents: Iterator[tuple[str, bytes]], found: _Found) -> None:
+    """A plain text cannot backtrack."""
+    pattern = matching.compiled(re.escape(wanted.pattern), ignore_case=bool(wanted.ignore_case))
+    needle = wanted.pattern.encode("utf-8", "surrogateescape")
+    for path, data in contents:
+        # Most files hold no match, and the search for bytes is far faster than the one by lines.
+        if not wanted.ignore_case and needle not in data:
+            continue
+        before = found.matches
+        for line, text in matching.matching_lines(pattern, data):
+            found.matches += 1
+            if len(found.results) < wanted.results_max:
+                found.results.append((path, line, text))
+        found.files += found.matches > before
+
+
+def _search_in_worker(
+    wanted: SearchTextArguments, contents: Iterator[tuple[str, bytes]], found: _Found, patience_s: float
+) -> None:
+    try:
+        pattern = wanted.pattern.encode().hex()
+    except UnicodeEncodeError:
+        raise InvalidPattern("the pattern contains half a surrogate pair") from None
+    flag = "i" if wanted.ignore_case else ""
+    header = f"{pattern}\n{flag}\n{wanted.results_max}\n\n".encode()
+    paths: list[str] = []
+    expired = threading.Event()
+    worker = subprocess.Popen(
+        [sys.executable, "-I", "-S", matching.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={"LANG": "C.UTF-8", "PYTHONUTF8": "1"},
+        start_new_session=True,
+    )
+
+    def expire() -> None:
+        expired.set()
+        worker.kill()
+
+    timer = threading.Timer(patience_s, expire)
+    timer.start()
+    try:
+        # Leaving the block waits for the worker, which ends with its input or with the timer.
+        with worker:
+            answer = _exchange(worker, header, contents, paths)
+    finally:
+        timer.cancel()
+    if expired.is_set():
+        raise SearchTooCostly(
+            f"the pattern takes longer than {patience_s:g} s; simplify it, or narrow path or glob"
+        )
+    _take(answer, paths, found)
+
+
+def _exchange(
+    worker: subprocess.Popen[bytes], header: bytes, contents: Iterator[tuple[str, bytes]], paths: list[str]
+) -> str:
+    """Sends everything, notes the order in `paths`, and returns the answer."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    # An invalid pattern ends the worker before it has read everything.
+    with suppress(BrokenPipeError):
+        worker.stdin.write(header)
+        for path, data in contents:
+            paths.append(path)
+            worker.stdin.write(b"%d\n" % len(data))
+            worker.stdin.write(data)
+    with suppress(BrokenPipeError):
+        worker.stdin.close()
+    return worker.stdout.read().decode("utf-8", "replace")
+
+
+def _take(answer: str, paths: list[str], found: _Found) -> None:
+    """The worker's lines."""
+    for line in answer.split("\n"):
+        kind, _, rest = line.partition(" ")
+        match kind:
+            case "m":
+                index, number, text = rest.split(" ", 2)
+                found.results.append((paths[int(index)], int(number), text))
+            case "t":
+                found.matches, found.files = map(int, rest.split(" "))
+                return
+            case "error":
+                raise InvalidPattern(f"the pattern is not a valid regular expression: {rest}")
+            case _:
+                break
+    raise SearchTooCostly(
+        "the search ended before its time, probably for lack of memory; narrow path or glob"
+    )
+
+
+def _answer(wanted: SearchTextArguments, found: _Found) -> Outcome:
+    skipped = sum(found.skipped.values())
+    metadata: dict[str, object] = {
+        "matches": found.matches,
+        "files": found.files,
+        "searched_files": found.searched_files,
+        "skipped_files": skipped,
+    }
+    lines = [f"{shown(path)}:{number}: {text}" for path, number, text in found.results]
+    total = f"{found.matches} matching lines in {found.files} of {found.searched_files} files"
+    if not found.matches:
+        lines = [f"no match for {wanted.pattern!r} in {found.searched_files} files"]
+    elif found.matches > len(found.results):
+        lines.append(f"… the first {len(found.results)} of {total}; narrow the pattern, path or glob")
+    else:
+        lines.append(f"({total})")
+    if skipped:
+        lines.append(f"not searched: {', '.join(f'{count} {why}' for why, count in found.skipped.items())}")
+    return Outcome(ok=True, output="\n".join(lines), metadata=metadata)
