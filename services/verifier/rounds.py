@@ -1,0 +1,222 @@
+"""One verification round: collect what the run asserts and did, ask the host for facts, judge them.
+
+Invariant: the verdict is a function of facts about one commit; a round that could not get its facts gives no verdict.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import assert_never
+
+import msgspec
+
+from libs.bus.ports import Bus, Liveness
+from libs.chassis.effects import Effect, Prepared, failed, refused
+from libs.chassis.logs import get_logger
+from libs.contracts.checks import (
+    Check,
+    CheckResult,
+    CheckStatus,
+    CommandCheck,
+    DiffCheck,
+    FileCheck,
+    TestsCheck,
+    Verification,
+    VerifyArguments,
+)
+from libs.contracts.clock import Clock
+from libs.contracts.errors import BusUnavailable
+from libs.contracts.evidence import (
+    FILES_MAX,
+    CommandAnswer,
+    CommandQuestion,
+    FileAnswer,
+    FileQuestion,
+    FilesQuestion,
+    SnapshotAnswer,
+    SnapshotQuestion,
+)
+from libs.contracts.tools import VERIFY, Refusal, ToolCall, ToolResult
+from services.verifier.claims import Claim, claims_in
+from services.verifier.judgement import (
+    PROTECTED,
+    claims_result,
+    command_result,
+    diff_result,
+    file_result,
+    tampering_result,
+)
+from services.verifier.subcalls import HostFault, HostGone, Stopped, Subcalls
+from services.verifier.verdict import feedback, verdict
+
+_NO_TESTS = CommandAnswer(argv=[])
+
+
+class Rounds:
+    """The verifier's side of `libs/chassis/hosting.py`."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus, self._clock = bus, clock
+        self._liveness: Liveness | None = None
+        self._log = get_logger("rounds")
+
+    def begin(self, liveness: Liveness) -> None:
+        """From now on this process has a boot."""
+        self._liveness = liveness
+
+    async def answer(self, call: ToolCall, stop: asyncio.Event) -> ToolResult:
+        """There are no READ_ONLY calls here."""
+        del stop
+        return refused(call, Refusal.UNKNOWN_TOOL)
+
+    @asynccontextmanager
+    async def effect(self, call: ToolCall) -> AsyncGenerator[Prepared]:
+        """A round. Idempotent by run, round and attempt."""
+        try:
+            arguments = msgspec.convert(call.arguments, VerifyArguments)
+        except msgspec.ValidationError as error:
+            yield refused(call, Refusal.UNKNOWN_TOOL, f"verify: {error}")
+            return
+        if call.name != VERIFY:
+            yield refused(call, Refusal.UNKNOWN_TOOL, f"a verifier has no tool {call.name}")
+            return
+
+        async def perform(stop: asyncio.Event) -> ToolResult:
+            return await self._round(call, arguments, stop)
+
+        yield Effect(perform, before={}, after={})
+
+    async def _round(self, call: ToolCall, arguments: VerifyArguments, stop: asyncio.Event) -> ToolResult:
+        assert self._liveness is not None
+        asked = Subcalls(self._bus, self._clock, self._liveness, call, arguments.host, stop)
+        try:
+            results, commit = await _collect(arguments, asked)
+        except (HostGone, BusUnavailable) as gone:
+            # Without facts no verdict, and none that counts against the run: its owner asks for the next attempt.
+            return refused(call, Refusal.HOST_GONE, gone.message)
+        except Stopped as stopped:
+            return failed(call, f"CANCELLED: {stopped.message}")
+        verification = Verification(
+            status=verdict(results), round=arguments.round, checks=results, commit=commit
+        )
+        self._log.info(
+            "round.judged",
+            run_id=call.run_id,
+            round=arguments.round,
+            verdict=verification.status,
+            checks=len(results),
+        )
+        return ToolResult(
+            call_id=call.call_id,
+            attempt=call.attempt,
+            ok=True,
+            output=feedback(results, round_number=arguments.round, last=arguments.last),
+            metadata={"verification": msgspec.to_builtins(verification)},
+        )
+
+
+async def _collect(arguments: VerifyArguments, asked: Subcalls) -> tuple[list[CheckResult], str | None]:
+    """All results of the round and the commit that they are about (`None`: the run never had a workspace)."""
+    claims = claims_in(arguments.answer)
+    if not arguments.host:
+        if arguments.checks:
+            raise HostGone("the task's checks need the run's workspace, and it is not attached")
+        return _without_workspace(claims), None
+    try:
+        snapshot = await asked.snapshot(
+            SnapshotQuestion(baseline=arguments.baseline, protected=list(PROTECTED))
+        )
+    except HostFault as fault:
+        return [_unrecorded(fault)], None
+    checks = _with_default_tests(arguments, snapshot)
+    facts = await _facts(asked, snapshot, checks, claims)
+    results = [await _result(index, check, snapshot, facts, asked) for index, check in enumerate(checks)]
+    if any(isinstance(check, (CommandCheck, TestsCheck)) for check in checks):
+        tampering = tampering_result(snapshot, checks)
+        results += [tampering] if tampering is not None else []
+    said = claims_result(claims, snapshot, {fact.path: fact for fact in facts.values()})
+    results += [said] if said is not None else []
+    return results, snapshot.commit
+
+
+def _without_workspace(claims: Sequence[Claim]) -> list[CheckResult]:
+    """A run without a workspace wrote nothing, so every claim to have written something is false."""
+    nothing = SnapshotAnswer(
+        commit="", baseline="", changed=[], tests_command=[], protected_folders=[], unkept=[]
+    )
+    said = claims_result(claims, nothing, {})
+    return [said] if said is not None else []
+
+
+def _unrecorded(fault: HostFault) -> CheckResult:
+    """The workspace cannot be recorded as it is, and the reason (too many files, say) is for the model to mend."""
+    return CheckResult(
+        kind="snapshot", subject="the workspace", status=CheckStatus.FAILED, reason=fault.message
+    )
+
+
+def _with_default_tests(arguments: VerifyArguments, snapshot: SnapshotAnswer) -> list[Check]:
+    """The task's checks; for a task that names none, the configured tests if the run changed anything."""
+    if not arguments.checks and snapshot.tests_command and snapshot.changed:
+        return [TestsCheck()]
+    return arguments.checks
+
+
+async def _facts(
+    asked: Subcalls,
+    snapshot: SnapshotAnswer,
+    checks: Sequence[Check],
+    claims: Sequence[Claim],
+) -> dict[tuple[str, str | None], FileAnswer]:
+    """What is known of the files that checks and claims are about, by path and pattern."""
+    wanted = [(check.path, check.contains) for check in checks if isinstance(check, FileCheck)]
+    wanted += [(claim.path, None) for claim in claims]
+    unique = list(dict.fromkeys(wanted))[:FILES_MAX]
+    if not unique:
+        return {}
+    answer = await asked.files(
+        FilesQuestion(
+            commit=snapshot.commit,
+            baseline=snapshot.baseline,
+            files=[FileQuestion(path=path, contains=contains) for path, contains in unique],
+        )
+    )
+    return dict(zip(unique, answer.files, strict=True))
+
+
+async def _result(
+    index: int,
+    check: Check,
+    snapshot: SnapshotAnswer,
+    facts: Mapping[tuple[str, str | None], FileAnswer],
+    asked: Subcalls,
+) -> CheckResult:
+    match check:
+        case CommandCheck() | TestsCheck():
+            question = CommandQuestion(
+                commit=snapshot.commit,
+                argv=check.argv if isinstance(check, CommandCheck) else None,
+                timeout_s=check.timeout_s,
+                expect_output=check.expect_output if isinstance(check, CommandCheck) else None,
+            )
+            if isinstance(check, TestsCheck) and not snapshot.tests_command:
+                return command_result(check, _NO_TESTS, "", commit=snapshot.commit)
+            try:
+                answer, output = await asked.command(index, question)
+            except HostFault as fault:
+                return _unrecorded(fault)
+            return command_result(check, answer, output, commit=snapshot.commit)
+        case FileCheck():
+            fact = facts.get((check.path, check.contains))
+            if fact is None:
+                fact = FileAnswer(
+                    path=check.path,
+                    before=None,
+                    after=None,
+                    problem=f"more than {FILES_MAX} files to look at",
+                )
+            return file_result(check, fact)
+        case DiffCheck():
+            return diff_result(check, snapshot)
+        case _:
+            assert_never(check)
