@@ -1,0 +1,205 @@
+"""`make demo`: one run from task to verdict, offline, through five real services.
+
+Invariant: it exits 0 only when the run is COMPLETED and its verification PASSED; when it ends, by whatever, no process
+is left, and no file unless it failed and the logs are worth reading.
+"""
+
+import asyncio
+import difflib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import uvloop
+
+from deploy.cli.eventlines import fields, show_checks, show_event, text, whole
+from deploy.cli.progress import Progress
+from deploy.cli.terminal import Screen, Tone, printable
+from deploy.dev import demo_repair
+from deploy.dev.child import Child, Program
+from deploy.dev.launcher import Launcher
+from deploy.dev.mergedlog import MergedLog
+from deploy.dev.nats_server import free_port
+from deploy.dev.plan import Plan
+from libs.client import PerdureClient
+from libs.contracts.errors import PerdureError
+from libs.contracts.http import TaskCreate
+from libs.contracts.run import RunStatus
+from libs.contracts.views import RunView
+
+# The whole demo takes 5 to 10 s on two cores; whatever is slower than this hangs.
+_WATCHDOG_S = 60.0
+_MODEL_S = 10.0
+_LOOK_S = 0.02
+_TAIL_LINES = 15
+_DIFF_TONES: dict[str, Tone] = {"+": "good", "-": "bad", "@": "dim"}
+
+
+def main() -> None:
+    """Run the demo; the exit code tells whether it held."""
+    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
+    log = MergedLog((folder / "demo.log").open("w", encoding="utf-8"), readable=False)
+    screen = Screen()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            passed = runner.run(_bounded(folder, log, screen))
+    except KeyboardInterrupt:
+        sys.exit(_swept(folder, log, 130))
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough; nothing more can be written there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_swept(folder, log, 1))
+    log.close()
+    if not passed:
+        _explain(folder)
+        sys.exit(1)
+    shutil.rmtree(folder)
+
+
+def _swept(folder: Path, log: MergedLog, code: int) -> int:
+    log.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+async def _bounded(folder: Path, log: MergedLog, screen: Screen) -> bool:
+    try:
+        async with asyncio.timeout(_WATCHDOG_S):
+            return await _demo(folder, log, screen)
+    except TimeoutError:
+        sys.stderr.write(f"demo: not done after {_WATCHDOG_S:g} s\n")
+    except PerdureError as error:
+        sys.stderr.write(f"demo: {error.message}\n")
+    return False
+
+
+async def _demo(folder: Path, log: MergedLog, screen: Screen) -> bool:
+    data = folder / "data"
+    project = data / "workspaces" / demo_repair.WORKSPACE
+    shutil.copytree(demo_repair.PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
+    began = time.monotonic()
+    async with _scripted_model(folder, log) as model_url:
+        plan = Plan(data=data, environment=_environment(model_url), port=0, directory=folder)
+        async with Launcher(plan, log) as perdure:
+            names = ", ".join(f"{name} {pid}" for name, pid in sorted(perdure.pids.items()))
+            screen.line(
+                screen.paint(f"ready after {time.monotonic() - began:.1f} s at {perdure.url}", "bold")
+            )
+            screen.line(screen.paint(f"processes: {names}", "dim"))
+            with ExitStack() as unless_watched:
+                # A demo that fails or is stopped has nothing to drain.
+                unless_watched.callback(perdure.hurry)
+                async with PerdureClient(perdure.url) as client:
+                    run, progress, elapsed_s = await _watch(client, screen)
+                unless_watched.pop_all()
+    screen.line()
+    screen.line(whole(run.answer or (run.error.message if run.error else "(no answer)")))
+    screen.line()
+    show_checks(screen, run.verification or {})
+    screen.line()
+    _show_diff(screen, project)
+    passed = run.status is RunStatus.COMPLETED and text(fields(run.verification).get("status")) == "PASSED"
+    verdict = text(fields(run.verification).get("status")) or "no verdict"
+    screen.line(screen.paint(f"{run.status}, {verdict}", "good" if passed else "bad"))
+    screen.line(f"{progress.totals(elapsed_s)} · whole demo {time.monotonic() - began:.1f} s")
+    return passed
+
+
+async def _watch(client: PerdureClient, screen: Screen) -> tuple[RunView, Progress, float]:
+    """Submit the task and show its events as they happen, until it ends."""
+    task = TaskCreate.model_validate(
+        {
+            "goal": demo_repair.GOAL,
+            "workspace": demo_repair.WORKSPACE,
+            "acceptance": demo_repair.ACCEPTANCE,
+            "auto_start": True,
+        }
+    )
+    progress, began = Progress(), time.monotonic()
+    created = await client.create_task(task)
+    screen.line(screen.paint(f"run: {created.run_id}", "dim"))
+    async for event in client.stream(created.run_id):
+        progress.see(event)
+        if not event.transient:
+            show_event(screen, event)
+        screen.status(progress.line(time.monotonic() - began))
+    screen.status("")
+    return await client.run(created.run_id), progress, time.monotonic() - began
+
+
+def _environment(model_url: str) -> dict[str, str]:
+    """What the demo's services know: the machine's surroundings, the scripted model, and how to test the project.
+
+    The settings of whoever runs the demo stay outside, so that it shows the same everywhere.
+    """
+    kept = {
+        name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR") if name in os.environ
+    }
+    return {
+        **kept,
+        "OPENAI_API_KEY": "the-scripted-model-takes-any",
+        "OPENAI_BASE_URL": f"{model_url}/v1",
+        "MODEL_ID": "scripted",
+        "RUN_TESTS_COMMAND": json.dumps(demo_repair.TESTS_COMMAND),
+    }
+
+
+@asynccontextmanager
+async def _scripted_model(folder: Path, log: MergedLog) -> AsyncGenerator[str]:
+    """The scripted model as a process of its own; yields its address."""
+    script = folder / "script.json"
+    script.write_text(demo_repair.script())
+    port = free_port()
+    argv = (sys.executable, "-m", "deploy.dev.model_server", "--script", str(script), "--port", str(port))
+    environment: Mapping[str, str] = {"PATH": os.environ.get("PATH", os.defpath)}
+    child = Child(Program(name="model", argv=argv, environment=dict(environment), drain_s=2.0), log)
+    running = asyncio.create_task(child.run())
+    try:
+        async with asyncio.timeout(_MODEL_S):
+            while not await _listens(port):  # noqa: ASYNC110 nobody tells when another process listens
+                await asyncio.sleep(_LOOK_S)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await child.drain()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def _show_diff(screen: Screen, project: Path) -> None:
+    """What the run changed, file by file, against the project as it was."""
+    names = {path.name for folder in (demo_repair.PROJECT, project) for path in folder.glob("*.*")}
+    for name in sorted(names):
+        before, after = (_lines(folder / name) for folder in (demo_repair.PROJECT, project))
+        for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", n=2, lineterm=""):
+            screen.line(screen.paint(printable(line), _DIFF_TONES.get(line[:1], "plain")))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+
+
+def _explain(folder: Path) -> None:
+    """Where to look after a failure, and the last lines of it."""
+    log = folder / "demo.log"
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]:
+        sys.stderr.write(f"  {printable(line)}\n")
+    sys.stderr.write(f"demo: failed; all logs are in {log}, the workspace beside it in data/workspaces\n")
+
+
+if __name__ == "__main__":
+    main()
