@@ -1,0 +1,1 @@
+"""All five services as five processes."""

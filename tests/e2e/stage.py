@@ -1,0 +1,166 @@
+"""A whole Perdure for a test: embedded server, five processes, a scripted model, a client.
+
+Invariant: everything is real but the model's words; what a test starts is gone when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from deploy.dev import model_server
+from deploy.dev.launcher import Launcher
+from deploy.dev.mergedlog import MergedLog
+from deploy.dev.model_script import load_script
+from deploy.dev.model_server import ModelServer
+from deploy.dev.plan import SERVICES, Plan, Service
+from libs.client import PerdureClient
+from libs.contracts.http import TaskCreate
+from libs.contracts.views import EventView, RunView
+
+# The longest that any single thing in these tests may take on a busy machine.
+PATIENCE_S = 60.0
+# The test command of every workspace: a script in it says what testing means there.
+TESTS_COMMAND = ["sh", "run_tests.sh"]
+
+LOOK_S = 0.05
+
+T = TypeVar("T")
+Script = Mapping[str, list[dict[str, object]]]
+
+
+class Stage(NamedTuple):
+    """What a test works with."""
+
+    perdure: Launcher
+    client: PerdureClient
+    model: ModelServer
+    data: Path
+
+    def workspace(self, name: str, files: Mapping[str, str] | None = None) -> Path:
+        """The folder of a workspace, made with these files."""
+        folder = self.data / "workspaces" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in (files or {}).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        return folder
+
+    async def submit(self, goal: str, **fields: object) -> str:
+        """Start a task; the run's id."""
+        task = TaskCreate.model_validate({"goal": goal, "auto_start": True, **fields})
+        return (await self.client.create_task(task)).run_id
+
+    async def ended(self, run_id: str) -> RunView:
+        """The run once it is terminal."""
+        return await self.until(run_id, lambda run: run.status in ("COMPLETED", "FAILED", "CANCELLED"))
+
+    async def until(self, run_id: str, condition: Callable[[RunView], bool]) -> RunView:
+        """The run once it fulfils a condition."""
+
+        async def look() -> RunView | None:
+            run = await self.client.run(run_id)
+            return run if condition(run) else None
+
+        return await eventually(look, f"run {run_id}")
+
+    async def events(self, run_id: str) -> list[EventView]:
+        """All events of a run, page by page."""
+        found: list[EventView] = []
+        while True:
+            page = await self.client.events(run_id, after_sequence=len(found), limit=100)
+            found += page.events
+            if not page.events:
+                return found
+
+    async def event(self, run_id: str, kind: str) -> EventView:
+        """The first event of a kind, once it is there."""
+
+        async def look() -> EventView | None:
+            return next((event for event in await self.events(run_id) if event.type == kind), None)
+
+        return await eventually(look, f"{kind} of {run_id}")
+
+
+async def eventually(look: Callable[[], Awaitable[T | None]], what: str) -> T:
+    """What `look` finds, looking again until it finds something."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (found := await look()) is None:
+            await asyncio.sleep(LOOK_S)
+    assert found is not None, what
+    return found
+
+
+def call(name: str, **arguments: object) -> dict[str, object]:
+    return {"name": name, "arguments": arguments}
+
+
+def calls(*made: dict[str, object], **fields: object) -> dict[str, object]:
+    """A turn that calls tools."""
+    return {"calls": list(made), **fields}
+
+
+def says(text: str | list[str], **fields: object) -> dict[str, object]:
+    """A turn that is a final answer."""
+    return {"text": text, **fields}
+
+
+@asynccontextmanager
+async def stage(
+    folder: Path,
+    script: Script,
+    environment: Mapping[str, str] | None = None,
+    *,
+    services: tuple[Service, ...] = SERVICES,
+    nats_url: str | None = None,
+) -> AsyncGenerator[Stage]:
+    """Start everything below `folder`. `script` maps a marker that a goal holds to the model's turns.
+
+    With a `nats_url` the server is somebody else's, and the environment says how to get in.
+    """
+    conversations = [{"marker": marker, "turns": turns} for marker, turns in script.items()]
+    model = ModelServer(load_script(json.dumps({"conversations": conversations}).encode()))
+    with (folder / "perdure.log").open("a", encoding="utf-8") as lines:
+        log = MergedLog(lines, readable=False)
+        async with model_server.serve(model) as model_url:
+            known = {
+                "PATH": os.environ["PATH"],
+                "HOME": str(folder),
+                "OPENAI_API_KEY": "any",
+                "OPENAI_BASE_URL": model_url,
+                "MODEL_ID": "scripted",
+                "RUN_TESTS_COMMAND": json.dumps(TESTS_COMMAND),
+                **(environment or {}),
+            }
+            plan = Plan(
+                data=folder / "data",
+                environment=known,
+                port=0,
+                nats_url=nats_url,
+                services=services,
+                directory=folder,
+                # These tests kill on purpose.
+                restart_s_max=0.5,
+            )
+            async with Launcher(plan, log) as perdure, PerdureClient(perdure.url) as client:
+                yield Stage(perdure, client, model, folder / "data")
+        log.close()
+
+
+def living(marker: str) -> list[int]:
+    """Pids of processes (not zombies) whose command line holds the marker."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if marker.encode() in command and state != "Z":
+            found.append(int(path.name))
+    return found

@@ -1,0 +1,167 @@
+"""Whole runs through five real processes: the stream, cancellation, questions, verification, escapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from tests.e2e.stage import Stage, call, calls, living, says, stage
+
+ESCAPES = ["../secret", "/etc/passwd", "a\0b", "link", "dangling", "linked/inside", "../work_b/b.txt"]
+
+SCRIPT = {
+    "[echo]": [*(calls(call("echo", text=f"turn {n}")) for n in range(8)), says("I echoed eight times.")],
+    "[slow]": [
+        *(calls(call("echo", text=f"turn {n}"), text=["a", "b", "c"], chunk_delay_s=0.03) for n in range(8)),
+        says("Slowly."),
+    ],
+    "[talk]": [says([f"word {n} " for n in range(2000)], chunk_delay_s=0.1)],
+    "[hang]": [calls(call("run_tests"))],
+    "[ask]": [
+        calls(call("read_file", path="a.txt"), call("write_file", path="b.txt", content="once")),
+        calls(call("ask_user", question="left or right?", options=["left", "right"])),
+        says("Thank you."),
+    ],
+    "[wait]": [calls(call("ask_user", question="for ever?"))],
+    "[escape]": [
+        calls(*(call("read_file", path=path) for path in ESCAPES)),
+        calls(*(call("write_file", path=path, content="x") for path in ESCAPES)),
+        says("None of it worked."),
+    ],
+    "[answer]": [says("The answer is 42.")],
+    "[liar]": [says("I created `report.md` with all the details.")] * 4,
+}
+
+
+@pytest.fixture(scope="module")
+async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    async with stage(tmp_path_factory.mktemp("run"), SCRIPT) as ready:
+        yield ready
+
+
+async def _stream(on: Stage, run_id: str, after: int | None = None) -> tuple[int, list[str]]:
+    """Status and `id:`/`data:` lines of one connection to the stream, until the server ends it."""
+    headers = {} if after is None else {"Last-Event-ID": str(after)}
+    async with httpx.AsyncClient(timeout=60) as http:
+        url = f"{on.perdure.url}/api/runs/{run_id}/stream?deltas=false"
+        async with http.stream("GET", url, headers=headers) as response:
+            lines = [line async for line in response.aiter_lines()]
+    return response.status_code, [line for line in lines if line.startswith(("id:", "data:"))]
+
+
+async def test_events_are_gapless_and_every_resume_point_of_a_finished_run_gives_exactly_the_rest(
+    on: Stage,
+) -> None:
+    run_id = await on.submit("[echo]")
+    await on.ended(run_id)
+    events = await on.events(run_id)
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    status, whole = await _stream(on, run_id)
+    assert status == 200
+    assert [line for line in whole if line.startswith("id:")] == [
+        f"id: {n}" for n in range(1, len(events) + 1)
+    ]
+    for k in range(len(events)):
+        assert await _stream(on, run_id, after=k) == (200, whole[2 * k :])
+    assert await _stream(on, run_id, after=len(events)) == (204, [])
+    assert (await _stream(on, run_id, after=len(events) + 1))[0] == 400
+
+
+async def test_two_hundred_clients_that_join_a_running_run_at_any_point_all_get_the_same_events(
+    on: Stage,
+) -> None:
+    run_id = await on.submit("[slow]")
+    joined: list[asyncio.Task[tuple[int, list[str]]]] = []
+    for number in range(200):
+        joined.append(asyncio.create_task(_stream(on, run_id, after=min(number // 20, 3))))
+        await asyncio.sleep(0.002)
+    await on.ended(run_id)
+    _, whole = await _stream(on, run_id)
+    for number, client in enumerate(joined):
+        assert await client == (200, whole[2 * min(number // 20, 3) :])
+
+
+@pytest.mark.parametrize("marker,moment", [("[talk]", "model.requested"), ("[hang]", "tool.requested")])
+async def test_a_cancel_in_the_middle_ends_the_run_and_everything_it_started(
+    on: Stage, marker: str, moment: str
+) -> None:
+    name = f"cancel{moment.partition('.')[0]}"
+    folder = on.workspace(
+        name, {"run_tests.sh": f"touch started; sleep 1000{len(name)} & sleep 1000{len(name)}\n"}
+    )
+    run_id = await on.submit(marker, workspace=name)
+    await on.event(run_id, moment)
+    if moment == "tool.requested":
+        async with asyncio.timeout(30):
+            while not (folder / "started").exists():
+                await asyncio.sleep(0.02)
+    await on.client.cancel(run_id)
+    async with asyncio.timeout(10):
+        run = await on.ended(run_id)
+    assert run.status == "CANCELLED"
+    await on.client.cancel(run_id)
+    before = await on.events(run_id)
+    assert before[-1].type == "run.cancelled"
+    assert not living(f"1000{len(name)}")
+    await on.ended(await on.submit("[answer]"))
+    assert await on.events(run_id) == before
+
+
+async def test_a_cancel_while_waiting_for_input_is_the_last_event(on: Stage) -> None:
+    run_id = await on.submit("[wait]")
+    await on.until(run_id, lambda run: run.status == "WAITING_FOR_INPUT")
+    await on.client.cancel(run_id)
+    assert (await on.client.run(run_id)).status == "CANCELLED"
+    assert (await on.events(run_id))[-1].type == "run.cancelled"
+
+
+async def test_escapes_from_the_workspace_are_errors_of_the_tool_and_the_run_goes_on(on: Stage) -> None:
+    folder = on.workspace("work_a", {"a.txt": "mine"})
+    on.workspace("work_b", {"b.txt": "another's"})
+    outside = on.data / "secret"
+    outside.write_text("secret")
+    (folder / "link").symlink_to(outside)
+    (folder / "dangling").symlink_to(on.data / "not-there")
+    (folder / "linked").symlink_to(on.data, target_is_directory=True)
+    run_id = await on.submit("[escape]", workspace="work_a")
+    run = await on.ended(run_id)
+    assert run.status == "COMPLETED", run.error
+    results = [event.payload for event in await on.events(run_id) if event.type == "tool.completed"]
+    assert len(results) == 2 * len(ESCAPES)
+    assert not [result for result in results if result["ok"] or result["output"] == "secret"]
+    assert outside.read_text() == "secret"
+    assert not (on.data / "not-there").exists()
+    assert (on.data / "workspaces" / "work_b" / "b.txt").read_text() == "another's"
+
+
+async def test_an_answer_without_anything_to_check_is_unverified_and_never_passed(on: Stage) -> None:
+    run = await on.ended(await on.submit("[answer]"))
+    assert run.status == "COMPLETED"
+    assert run.verification is not None
+    assert run.verification["status"] == "UNVERIFIED"
+
+
+async def test_a_claim_of_a_file_that_was_never_written_fails_the_verification(on: Stage) -> None:
+    run_id = await on.submit("[liar]")
+    run = await on.ended(run_id)
+    assert run.status == "FAILED"
+    assert run.error is not None
+    assert run.error.error_code == "VERIFICATION_FAILED"
+    rounds = [event.payload for event in await on.events(run_id) if event.type == "verification.completed"]
+    assert [payload["status"] for payload in rounds] == ["FAILED"] * 3
+
+
+async def test_of_twenty_concurrent_replies_one_wins_and_the_run_goes_on_with_it(on: Stage) -> None:
+    on.workspace("asking", {"a.txt": "hello", "run_tests.sh": "exit 0\n"})
+    run_id = await on.submit("[ask]", workspace="asking")
+    await on.until(run_id, lambda run: run.status == "WAITING_FOR_INPUT")
+    async with httpx.AsyncClient(timeout=30) as http:
+        url = f"{on.perdure.url}/api/runs/{run_id}/reply"
+        replies = await asyncio.gather(*(http.post(url, json={"answer": f"left {n}"}) for n in range(20)))
+    assert sorted(reply.status_code for reply in replies) == [202] + [409] * 19
+    assert (await on.ended(run_id)).status == "COMPLETED"
+    kinds = [event.type for event in await on.events(run_id)]
+    assert kinds.count("input.received") == 1

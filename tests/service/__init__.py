@@ -1,0 +1,1 @@
+"""One service against a real NATS server."""

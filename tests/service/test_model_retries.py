@@ -1,0 +1,247 @@
+"""The one retry owner: what is tried again, how often, how long, and what everybody sees of it."""
+
+import asyncio
+
+import pytest
+
+from deploy.dev.model_script import Answer
+from libs.contracts.clock import rfc3339
+from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, Profile
+from services.executor.endpoint.completion import Patience
+from services.executor.endpoint.prices import Price
+from services.executor.ingress.turn import Delta
+from tests.fakes.clock import START, QuickClock
+from tests.fakes.model import KEY, Shown, asked, connected, ignore, scripted, sent, talking, until_aborted
+from tests.fakes.wire import DONE, chunk, fin, tc, usage
+
+DEADLINE_S = 10.0
+OK = Answer(text="done")
+ATTEMPTS = 1 + len(Patience().waits_s)
+
+
+def refused(status: int, message: str = "no", **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status=status, headers=named, body={"error": {"message": message}})
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
+async def test_a_passing_fault_is_tried_again_once(status: int) -> None:
+    answer = Answer(attempts=[refused(status), OK])
+    async with talking(answer) as peer:
+        turn = await peer.model.complete(asked(), ignore)
+        assert (turn.content, turn.attempt, peer.server.count) == ("done", 2, 2)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_our_own_mistake_is_asked_once_and_the_key_is_not_repeated(status: int) -> None:
+    answer = refused(status, f"Incorrect key {KEY} provided")
+    async with talking(answer) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(), ignore)
+        assert peer.server.count == 1
+        assert (failure.value.error_code, failure.value.transient) == ("MODEL_ERROR", False)
+        assert f"HTTP {status}" in failure.value.message
+        assert KEY not in failure.value.message
+
+
+async def test_a_quota_that_is_used_up_is_not_tried_again() -> None:
+    answer = refused(429, "You exceeded your current quota")
+    async with talking(answer) as peer:
+        with pytest.raises(ModelFailure):
+            await peer.model.complete(asked(), ignore)
+        assert peer.server.count == 1
+
+
+async def test_an_endpoint_that_stays_down_is_given_more_than_a_minute_and_a_bounded_number_of_requests() -> (
+    None
+):
+    clock = QuickClock()
+    async with talking(refused(503), clock=clock) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(attempt=3), ignore)
+        assert peer.server.count == ATTEMPTS
+    assert sum(clock.slept) >= 60
+    assert clock.slept == sorted(clock.slept)
+    assert failure.value.transient
+    assert failure.value.attempt == 3 + ATTEMPTS - 1
+
+
+async def test_a_tiny_retry_after_does_not_shorten_the_patience() -> None:
+    clock = QuickClock()
+    async with talking(refused(429, retry_after="0.1"), clock=clock) as peer:
+        with pytest.raises(ModelFailure):
+            await peer.model.complete(asked(), ignore)
+    assert sum(clock.slept) >= 60
+
+
+async def test_a_bearable_retry_after_is_waited_for() -> None:
+    clock = QuickClock()
+    answer = Answer(attempts=[refused(429, retry_after="20"), OK])
+    async with talking(answer, clock=clock) as peer:
+        await peer.model.complete(asked(), ignore)
+    assert clock.slept == [20.0]
+
+
+@pytest.mark.parametrize("headers", [{"retry_after": "11180"}, {"retry_after_ms": "11180000"}])
+async def test_a_long_retry_after_parks_the_run_instead_of_sleeping(headers: dict[str, str]) -> None:
+    clock = QuickClock()
+    async with talking(refused(429, **headers), clock=clock) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(), ignore)
+        assert peer.server.count == 1
+    assert clock.slept == []
+    assert failure.value.retry_at == "2026-11-29T15:06:20.000Z"
+    assert failure.value.retry_at > rfc3339(START)
+
+
+async def test_an_unbearable_retry_after_is_no_time_to_park_until() -> None:
+    answer = refused(429, retry_after="864000")
+    async with talking(answer) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(), ignore)
+    assert failure.value.retry_at is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Answer(base64=[], end="reset"),
+        Answer(raw=[": hello\n\n"], end="reset"),
+        Answer(base64=sent(chunk(content="abc")), end="reset"),
+        Answer(base64=sent(chunk(content="abc")), end="eof"),
+        Answer(base64=sent(chunk(content="abc"))),
+        Answer(base64=sent(chunk(content="abc") + b"data: {broken\n\n" + fin("stop") + DONE)),
+        Answer(base64=sent(tc(0, "a", "f", '{"path":') + DONE)),
+        Answer(base64=sent(chunk(content="abc") + b'data: {"error":{"message":"overloaded"}}\n\n')),
+    ],
+    ids=["nothing", "comment", "reset", "cut body", "no end", "garbled", "call in flight", "error event"],
+)
+async def test_a_broken_stream_is_tried_again_under_a_higher_attempt(broken: Answer) -> None:
+    shown = Shown({})
+    whole = Answer(text=["abc", "def"])
+    async with talking(Answer(attempts=[broken, whole])) as peer:
+        turn = await peer.model.complete(asked(), shown)
+        assert peer.server.count == 2
+    assert (turn.content, turn.attempt) == ("abcdef", 2)
+    assert shown.texts[2] == "abcdef"
+    assert shown.texts.get(1, "abc") == "abc"
+
+
+async def test_nobody_listening_is_a_passing_fault() -> None:
+    async with scripted(OK) as endpoint:
+        pass
+    clock = QuickClock()
+    async with asyncio.timeout(DEADLINE_S), connected(endpoint.url, clock=clock) as model:
+        with pytest.raises(ModelFailure) as failure:
+            await model.complete(asked(), ignore)
+    assert failure.value.transient
+    assert len(clock.slept) == ATTEMPTS - 1
+
+
+async def test_an_empty_turn_is_asked_for_again_a_few_times_and_its_tokens_count() -> None:
+    empty = Answer(base64=sent(fin("stop") + usage(10, 0) + DONE))
+    async with talking(Answer(attempts=[empty, OK])) as peer:
+        turn = await peer.model.complete(asked(), ignore)
+    assert (turn.content, turn.usage.requests) == ("done", 2)
+    async with talking(empty) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(), ignore)
+        assert peer.server.count == Patience().empty_turns_max
+    assert failure.value.error_code == "EMPTY_RESPONSE"
+    assert failure.value.usage.input_tokens == 30
+
+
+async def test_an_overflow_is_reported_at_once_and_never_repeated() -> None:
+    for answer in (
+        refused(400, "This model's maximum context length is 10 tokens"),
+        refused(500, "context_length_exceeded"),
+        Answer(base64=sent(b'data: {"error":{"code":"context_length_exceeded"}}\n\n')),
+    ):
+        async with talking(answer, fallbacks=("second",)) as peer:
+            with pytest.raises(ContextOverflow):
+                await peer.model.complete(asked(), ignore)
+            assert peer.server.count == 1
+
+
+async def test_fallback_models_are_tried_in_order_and_named() -> None:
+    tries = [refused(503)] * ATTEMPTS + [refused(404), OK]
+    prices = {"third": Price(input=1.0, output=1_000_000.0)}
+    async with talking(Answer(attempts=tries), fallbacks=("second", "third"), prices=prices) as peer:
+        turn = await peer.model.complete(asked(), ignore)
+        models = [request.model for request in peer.server.asked]
+    assert models == ["first"] * ATTEMPTS + ["second", "third"]
+    assert (turn.model, turn.attempt) == ("third", ATTEMPTS + 2)
+    assert turn.usage.cost_usd is not None
+    assert turn.usage.cost_usd >= 1.0
+
+
+async def test_a_tasks_own_model_comes_first() -> None:
+    async with talking(OK) as peer:
+        assert (await peer.model.complete(asked(model="wish"), ignore)).model == "wish"
+
+
+async def test_an_endpoint_without_stream_options_is_learned_once() -> None:
+    async with talking(OK, rules=["no_stream_options"]) as peer:
+        turn = await peer.model.complete(asked(), ignore)
+        assert (turn.attempt, peer.server.count) == (1, 2)
+        await peer.model.complete(asked(), ignore)
+        assert peer.server.count == 3
+        assert not peer.model.profile().include_usage
+
+
+async def test_an_endpoint_that_wants_the_reasoning_back_gets_it() -> None:
+    call = b'"content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]}'
+
+    def render(profile: Profile) -> list[bytes]:
+        reasoning = b'"reasoning_content":"",' if profile.replay_reasoning else b""
+        return [
+            b'{"role":"user","content":"Hello."}',
+            b'{"role":"assistant",' + reasoning + call,
+            b'{"role":"tool","tool_call_id":"c","content":"x"}',
+        ]
+
+    async with talking(OK, OK, rules=["reasoning_required"]) as peer:
+        request = ModelRequest(iteration=2, render=render, estimated_tokens=7)
+        assert (await peer.model.complete(request, ignore)).content == "done"
+        assert peer.server.count == 2
+        assert peer.model.profile().replay_reasoning
+
+
+async def test_a_lesson_that_does_not_help_is_not_learned_for_ever() -> None:
+    answer = refused(400, "stream_options, reasoning_content: both are wrong")
+    async with talking(answer) as peer:
+        with pytest.raises(ModelFailure):
+            await peer.model.complete(asked(), ignore)
+        assert peer.server.count <= 4
+
+
+async def test_cancelling_while_it_waits_to_try_again_ends_the_call() -> None:
+    waiting = asyncio.Event()
+
+    class Patient(QuickClock):
+        async def sleep(self, seconds: float) -> None:
+            self.slept.append(seconds)
+            waiting.set()
+            await asyncio.Event().wait()
+
+    async with talking(refused(503), clock=Patient()) as peer:
+        asking = asyncio.create_task(peer.model.complete(asked(), ignore))
+        await waiting.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        assert peer.server.count == 1
+
+
+async def test_a_failing_listener_ends_the_call_and_its_connection() -> None:
+    class Gone(Exception):
+        pass
+
+    async def on_delta(attempt: int, delta: Delta) -> None:
+        raise Gone(f"{attempt}{delta}")
+
+    answer = Answer(text=["a"] * 500, chunk_delay_s=0.05)
+    async with talking(answer) as peer:
+        with pytest.raises(Gone):
+            await peer.model.complete(asked(), on_delta)
+        await until_aborted(peer)

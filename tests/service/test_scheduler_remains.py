@@ -1,0 +1,156 @@
+"""What runs leave behind: of the deleted only a tombstone, of the long ended no journal, of all others everything."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+import pytest
+
+from deploy.dev.nats_server import NatsServer
+from libs.bus.checkpoints import Checkpoints
+from libs.bus.creation import CreateRequest, Creation
+from libs.bus.ports import Bus, LogKey
+from libs.contracts import events as e
+from libs.contracts.errors import NotFound, RunDeleted
+from libs.contracts.subjects import checkpoint_key, journal_key
+from libs.contracts.tasks import Limits, TaskSpec
+from tests.service.scheduler_peers import (
+    CLOCK,
+    NO_SWEEP,
+    QUICK,
+    Deployment,
+    executor,
+    scheduler,
+    until,
+    until_true,
+)
+
+KEYED = CreateRequest(
+    "local", TaskSpec(goal="x"), "0", auto_start=False, by="test", source="test", cause=("key", "k1")
+)
+
+
+@pytest.fixture
+def place(nats_node: NatsServer, bus: Bus) -> Deployment:
+    return Deployment(nats_node, bus)
+
+
+async def ended(place: Deployment, *, keyed: bool = False) -> LogKey:
+    """A cancelled run with a checkpoint and two keys in the journal."""
+    if keyed:
+        creation = Creation(place.runs, CLOCK, shards=1, limits=Limits())
+        run = LogKey("local", (await creation.create(KEYED)).run_id)
+    else:
+        run = await place.create(start=False)
+    for _ in range(5):
+        await place.command(run, e.MessageReceived(text="hurry", by="test"))
+    await place.cancel(run)
+    bus = place.bus
+    folded = await place.runs.load(*run)
+    await Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log).save(folded)
+    await journal(place, run)
+    return run
+
+
+async def journal(place: Deployment, run: LogKey) -> None:
+    for attempt in (1, 2):
+        await place.bus.bucket("journal").put(journal_key(run.log_id, "call_1_0", attempt), b"{}")
+
+
+async def delete(place: Deployment, run: LogKey) -> None:
+    """What the gateway appends."""
+    await place.command(run, e.RunDeleted(body_hash="0", by="test"))
+
+
+async def journal_of(place: Deployment, run: LogKey) -> list[str]:
+    return [entry.key for entry in await place.bus.bucket("journal").entries(f"{run.log_id}.")]
+
+
+async def is_purged(place: Deployment, run: LogKey) -> bool:
+    """Whether a tombstone is all that there is."""
+    records = await place.bus.log.read(run)
+    return (
+        len(records) == 1
+        and await journal_of(place, run) == []
+        and await place.bus.bucket("checkpoints").get(checkpoint_key(run.log_id)) is None
+    )
+
+
+async def test_of_a_deleted_run_only_its_tombstone_remains(place: Deployment) -> None:
+    async with scheduler(place, timing=NO_SWEEP) as process:
+        await until(lambda: process.leads, "it leads")
+        deleted, kept = await ended(place), await ended(place)
+        await delete(place, deleted)
+        await until_true(lambda: is_purged(place, deleted), "it is purged")
+    assert len(await place.bus.log.read(kept)) == 7
+    assert len(await journal_of(place, kept)) == 2
+    assert (await place.state(kept)).cancel_requested_by == "test"
+    assert await place.runs.find(*deleted) is None
+    with pytest.raises(NotFound):
+        await place.runs.load(*deleted)
+
+
+async def test_deletions_that_nobody_finished_are_finished_by_the_next_scheduler(place: Deployment) -> None:
+    runs = [await ended(place) for _ in range(3)]
+    for run in runs:
+        await delete(place, run)
+    # One of them was half done: what goes first is gone, and the log is not.
+    await place.bus.bucket("journal").remove(f"{runs[0].log_id}.")
+    async with scheduler(place), scheduler(place):
+        for run in runs:
+            await until_true(lambda run=run: is_purged(place, run), "it is purged")
+
+
+async def test_the_key_of_a_deleted_run_is_used_up_for_ninety_days(place: Deployment) -> None:
+    async with scheduler(place):
+        run = await ended(place, keyed=True)
+        await delete(place, run)
+        await until_true(lambda: is_purged(place, run), "it is purged")
+    with pytest.raises(RunDeleted):
+        await Creation(place.runs, CLOCK, shards=1, limits=Limits()).create(KEYED)
+    stream = place.bus.subjects.log_stream(0)
+    query = msgspec.json.encode({"last_by_subj": place.bus.subjects.log(*run, "life")})
+    answer = await place.bus.wire.request(f"$JS.API.STREAM.MSG.GET.{stream}", query, timeout_s=5)
+    headers = base64.b64decode(msgspec.json.decode(answer)["message"]["hdrs"]).decode()
+    assert f"Nats-TTL: {90 * 24 * 3600}s" in headers
+
+
+async def test_a_writer_that_thaws_after_the_deletion_brings_nothing_back(place: Deployment) -> None:
+    async with scheduler(place):
+        run = await ended(place)
+        frozen = await place.runs.load(*run)
+        await delete(place, run)
+        await until_true(lambda: is_purged(place, run), "it is purged")
+        # Its checkpoint is an empty shell: nothing in the log proves it.
+        await place.runs.checkpoint(frozen)
+        assert await place.runs.find(*run) is None
+
+
+async def test_the_journals_of_ended_runs_go_and_those_of_live_ones_stay(place: Deployment) -> None:
+    timing = QUICK._replace(journal_kept_s=0.0, journals_s=0.1)
+    async with executor(place) as peer, scheduler(place, timing=timing):
+        live, over = await place.create(), await ended(place)
+        unknown = LogKey("local", "run_0_" + "0" * 26)
+        await until(lambda: live.log_id in peer.held, "it is claimed")
+        for run in (live, unknown):
+            await journal(place, run)
+        for run in (over, unknown):
+            await until_true(lambda run=run: has_no_journal(place, run), "its journal is gone")
+        assert len(await journal_of(place, live)) == 2
+        await peer.complete(live.log_id)
+        await until_true(lambda: has_no_journal(place, live), "its journal is gone, too")
+
+
+async def test_the_journal_of_a_run_that_ended_just_now_stays(place: Deployment) -> None:
+    timing = QUICK._replace(journals_s=0.1)
+    over, last = await ended(place), LogKey("local", "run_0_" + "z" * 26)
+    # Journals are looked at in the order of their names; nobody ever heard of the last one.
+    await journal(place, last)
+    async with scheduler(place, timing=timing):
+        await until_true(lambda: has_no_journal(place, last), "all have been looked at")
+        assert len(await journal_of(place, over)) == 2
+
+
+async def has_no_journal(place: Deployment, run: LogKey) -> bool:
+    return await journal_of(place, run) == []

@@ -1,0 +1,80 @@
+"""The start of a service as a process: what it says while it waits for its bus, and how it ends before it has one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from deploy.dev.nats_server import NatsServer
+from libs.bus.ports import Bus
+
+_ROOT = Path(__file__).resolve().parents[2]
+_DEADLINE_S = 30.0
+
+
+@asynccontextmanager
+async def service(name: str, **environment: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"services.{name}"),
+        env={"PATH": os.environ["PATH"], **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=_ROOT,
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.communicate()
+
+
+async def test_a_service_says_that_it_waits_for_its_bus_and_stops_when_told(tmp_path: Path) -> None:
+    url = "nats://me:secret@127.0.0.1:1"
+    async with (
+        asyncio.timeout(_DEADLINE_S),
+        service(
+            "scheduler",
+            NATS_URL=url,
+            PERDURE_DATA=str(tmp_path),
+            TENANT_MAX_TOKENS_PER_DAY="5",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        ignored, waiting = [json.loads(await process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGTERM)
+        rest, _ = await process.communicate()
+        assert (ignored["event"], ignored["variable"]) == ("setting.ignored", "TENANT_MAX_TOKENS_PER_DAY")
+        assert (waiting["event"], waiting["url"]) == ("bus.waiting", "nats://127.0.0.1:1")
+        assert b"service.stopped" in rest
+        assert process.returncode == 0
+
+
+async def test_a_root_of_workspaces_that_cannot_be_used_is_a_bad_setting(
+    bus: Bus, nats_node: NatsServer, tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    async with (
+        asyncio.timeout(_DEADLINE_S),
+        service(
+            "toolhost",
+            NATS_URL=nats_node.address.url,
+            NATS_USER=nats_node.address.user or "",
+            NATS_PASSWORD=nats_node.address.password or "",
+            NATS_MONITOR_URL=nats_node.address.monitor_url or "",
+            PERDURE_PREFIX=bus.subjects.prefix,
+            PERDURE_DATA=str(tmp_path),
+            WORKSPACE_DIR=str(blocked / "workspaces"),
+        ) as process,
+    ):
+        told, _ = await process.communicate()
+        assert process.returncode == 2, told
+        assert b"set WORKSPACE_DIR" in told
+        assert b"Traceback" not in told

@@ -1,0 +1,219 @@
+"""A verification round, from the owner's call to the verdict, through a real verifier and a real tool host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from libs.bus.ports import Bus
+from libs.contracts.checks import (
+    Check,
+    CheckStatus,
+    CommandCheck,
+    DiffCheck,
+    FileCheck,
+    TestsCheck,
+    Verdict,
+    Verification,
+    VerifyArguments,
+)
+from libs.contracts.tools import VERIFY, Refusal, ToolCall, ToolResult
+from tests.service.hosting_owner import Owner, declare_dead, owned_run, toolhost, until, verifier
+
+# The "test suite" of the project: its test file says what calc.txt must hold.
+TESTS = json.dumps(
+    [
+        "bash",
+        "-c",
+        'test "$(cat calc.txt)" = "$(cat tests/test_calc.txt)" || { echo "calc is wrong"; exit 1; }',
+    ]
+)
+
+
+class Site:
+    """A project with a wrong calc.txt, a test that says so, and a run that holds it attached."""
+
+    def __init__(self, owner: Owner, host: str, folder: Path) -> None:
+        self.owner, self.host, self.folder = owner, host, folder
+        self._round = 0
+
+    async def write(self, path: str, content: str) -> None:
+        call = self.owner.call(
+            "write_file", {"path": path, "content": content}, f"call_1_{path}_{self._round}"
+        )
+        assert (await self.owner.effect(self.host, call)).ok
+
+    def call(
+        self, answer: str, checks: Sequence[Check], *, host: str | None = None, last: bool = False
+    ) -> ToolCall:
+        self._round += 1
+        arguments = VerifyArguments(
+            round=self._round,
+            checks=list(checks),
+            answer=answer,
+            host=self.host if host is None else host,
+            baseline=self.owner.baseline,
+            written=[],
+            last=last,
+        )
+        return self.owner.call(VERIFY, msgspec.to_builtins(arguments), f"verify-{self._round}")
+
+    async def send(self, call: ToolCall) -> ToolResult:
+        await self.owner.send(self.owner.bus.subjects.tool_any(VERIFY), call)
+        return await self.owner.result(call)
+
+    async def verify(
+        self, answer: str, checks: Sequence[Check] = (), *, last: bool = False
+    ) -> tuple[Verification, str]:
+        result = await self.send(self.call(answer, checks, last=last))
+        assert result.ok, result
+        return msgspec.convert(result.metadata["verification"], Verification), result.output
+
+
+@pytest.fixture
+async def site(bus: Bus, tmp_path: Path) -> AsyncIterator[Site]:
+    folder = tmp_path / "project"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "calc.txt").write_text("3\n")
+    (folder / "tests" / "test_calc.txt").write_text("4\n")
+    async with toolhost(bus, tmp_path, tests=TESTS, sandbox="auto") as host, verifier(bus):
+        owner = await owned_run(bus)
+        await owner.attach(host)
+        yield Site(owner, host, folder)
+
+
+async def test_an_answer_without_work_is_unverified(site: Site) -> None:
+    verification, feedback = await site.verify("The answer is 42.")
+    assert (verification.status, verification.checks, feedback) == (Verdict.UNVERIFIED, [], "")
+    assert verification.commit is not None
+
+
+async def test_the_projects_tests_decide_when_the_task_names_no_checks(site: Site) -> None:
+    await site.write("calc.txt", "5\n")
+    verification, feedback = await site.verify("I updated the value in calc.txt.")
+    assert verification.status is Verdict.FAILED
+    assert "calc is wrong" in feedback
+    await site.write("calc.txt", "4\n")
+    verification, feedback = await site.verify("I updated the value in calc.txt.")
+    assert verification.status is Verdict.PASSED
+    assert feedback == ""
+    tests = verification.checks[0]
+    assert (tests.kind, tests.exit_code, tests.digests["commit"]) == ("tests", 0, verification.commit)
+    assert verification.checks[1].kind == "claims"
+    assert verification.checks[1].digests["calc.txt"]
+
+
+async def test_a_claim_that_the_disk_contradicts_fails(site: Site) -> None:
+    verification, feedback = await site.verify("I created `notes.txt` with the result.")
+    assert verification.status is Verdict.FAILED
+    assert "notes.txt does not exist" in feedback
+    verification, feedback = await site.verify("I updated calc.txt.", last=True)
+    assert verification.status is Verdict.FAILED
+    assert "calc.txt was not changed" in feedback
+    assert "last one" in feedback
+
+
+async def test_a_test_that_was_changed_to_pass_fails_as_tampering(site: Site) -> None:
+    await site.write("tests/test_calc.txt", "3\n")
+    verification, feedback = await site.verify("Done.", [TestsCheck()])
+    assert [check.status for check in verification.checks] == [CheckStatus.PASSED, CheckStatus.FAILED]
+    assert verification.status is Verdict.FAILED
+    assert "tests/test_calc.txt (modified)" in feedback
+    allowed, _ = await site.verify("Done.", [TestsCheck(), DiffCheck(must_touch=["tests/**"])])
+    assert allowed.status is Verdict.PASSED
+
+
+async def test_a_new_test_may_be_added(site: Site) -> None:
+    await site.write("calc.txt", "4\n")
+    await site.write("tests/test_more.txt", "x\n")
+    verification, _ = await site.verify("Done.", [TestsCheck()])
+    assert verification.status is Verdict.PASSED
+
+
+async def test_checks_run_in_a_clean_checkout_and_never_change_the_workspace(site: Site) -> None:
+    checks: list[Check] = [
+        CommandCheck(argv=["bash", "-c", "echo 9 > calc.txt && cat calc.txt"], expect_output="^9$"),
+        CommandCheck(argv=["cat", "calc.txt"], expect_output="^3$"),
+        CommandCheck(argv=["false"], expect_exit=1),
+        FileCheck(path="calc.txt", contains=r"^\d$"),
+        FileCheck(path="missing.txt", exists=False),
+    ]
+    verification, _ = await site.verify("Done.", checks)
+    assert [check.status for check in verification.checks] == [CheckStatus.PASSED] * 5
+    assert verification.status is Verdict.PASSED
+    assert (site.folder / "calc.txt").read_text() == "3\n"
+
+
+async def test_each_red_check_is_reported_with_its_evidence(site: Site) -> None:
+    checks: list[Check] = [
+        CommandCheck(argv=["bash", "-c", "echo so it is; exit 7"]),
+        CommandCheck(argv=["sleep", "1000"], timeout_s=0.3),
+        CommandCheck(argv=["no-such-program-here"]),
+        CommandCheck(argv=["echo", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"], expect_output="(a+)+$b"),
+        FileCheck(path="calc.txt", contains="("),
+        FileCheck(path="../calc.txt"),
+        DiffCheck(must_touch=["src/**"]),
+    ]
+    verification, feedback = await site.verify("Done.", checks)
+    assert [check.status for check in verification.checks] == [CheckStatus.FAILED] * 7
+    assert verification.checks[0].exit_code == 7
+    assert "so it is" in verification.checks[0].output_tail
+    assert "did not end within 0.3 s" in verification.checks[1].reason
+    assert "7 of 7 checks failed" in feedback
+
+
+async def test_checks_that_do_not_apply_never_make_a_run_pass(bus: Bus, tmp_path: Path) -> None:
+    async with toolhost(bus, tmp_path) as host, verifier(bus):
+        owner = await owned_run(bus)
+        await owner.attach(host)
+        site = Site(owner, host, tmp_path / "project")
+        verification, feedback = await site.verify("All tests pass.", [TestsCheck(), DiffCheck()])
+        assert verification.status is Verdict.UNVERIFIED
+        assert [check.status for check in verification.checks] == [CheckStatus.NOT_APPLICABLE] * 2
+        assert feedback == ""
+
+
+async def test_a_run_without_a_workspace_cannot_have_written_anything(bus: Bus) -> None:
+    async with verifier(bus):
+        site = Site(await owned_run(bus), "", Path())
+        verification, _ = await site.verify("It is 42.")
+        assert verification.status is Verdict.UNVERIFIED
+        verification, _ = await site.verify("I wrote out.txt.")
+        assert verification.status is Verdict.FAILED
+        refused = await site.send(site.call("Done.", [FileCheck(path="a")]))
+        assert refused.refused == Refusal.HOST_GONE
+
+
+async def test_a_dead_host_gives_no_verdict(site: Site) -> None:
+    await declare_dead(site.owner.bus, "bgone")
+    result = await site.send(site.call("Done.", [TestsCheck()], host="bgone"))
+    assert result.refused == Refusal.HOST_GONE
+    assert "verification" not in result.metadata
+
+
+async def test_a_stale_owner_gets_no_verdict(site: Site) -> None:
+    stale = site.call("Done.", [])
+    await site.owner.claim("bsecond")
+    await site.owner.send(site.owner.bus.subjects.tool_any(VERIFY), stale)
+    verification, _ = await site.verify("Done.")
+    assert verification.status is Verdict.UNVERIFIED
+    assert await site.owner.entry(stale) is None
+
+
+async def test_a_cancelled_run_ends_its_round_and_what_the_round_runs(site: Site) -> None:
+    call = site.call("Done.", [CommandCheck(argv=["sleep", "1000"])])
+    await site.owner.send(site.owner.bus.subjects.tool_any(VERIFY), call)
+    sub = msgspec.structs.replace(call, call_id=f"{call.call_id}-0")
+
+    async def it_runs() -> bool:
+        return await site.owner.entry(sub) is not None
+
+    await until(it_runs)
+    await site.owner.cancel(site.host)
+    ended = await site.owner.result(sub)
+    assert "cancelled" in json.dumps(ended.metadata)
+    assert (await site.owner.result(call)).ok

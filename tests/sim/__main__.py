@@ -1,0 +1,137 @@
+"""`python -m tests.sim`: seeded schedules, every crash point, planted bugs; prints what does not hold, with its trace.
+
+    python -m tests.sim --seed 17                    that schedule, with its trace if something is found
+    python -m tests.sim --schedules 5000             seeds 1 to 5000
+    python -m tests.sim --minutes 10 --first 90000   as many as fit
+    python -m tests.sim --points plain,verify        a crash at every step of these scenarios ("all": of every one)
+    python -m tests.sim --freezes plain              a freeze at every step
+    python -m tests.sim --schedules 50 --twice       whether each schedule is the same the second time
+    python -m tests.sim --planted all                whether each planted bug is found, and how fast ("quickly": where it
+                                                     shows soonest)
+
+Invariant: what is printed with a finding is enough to run that very schedule again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tests.sim.scenarios import NAMES
+from tests.sim.search import Case, case_of, outcome_of, points
+
+# Garbage of so many schedules is collected at once.
+COLLECT_EVERY = 25
+FREEZE_S = 8.0
+
+
+def main() -> int:
+    arguments = _arguments()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets of strings belongs to a schedule.
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.sim", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
+    # What a dead process left behind has last words when it is collected; they are of no interest.
+    sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore", RuntimeWarning)
+    gc.collect()
+    gc.freeze()
+    if arguments.planted:
+        from tests.sim.planted import report  # noqa: PLC0415 what is planted wraps the services; only who asks loads it
+
+        return report(quickly=arguments.planted == "quickly")
+    return _search(_cases(arguments), arguments)
+
+
+def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
+    names = tuple(arguments.scenario.split(",")) if arguments.scenario else NAMES
+    if arguments.seed is not None:
+        yield case_of(arguments.seed, names)
+        return
+    for option, freeze_s in ((arguments.points, 0.0), (arguments.freezes, FREEZE_S)):
+        for name in (NAMES if option == "all" else option.split(",")) if option else ():
+            for seed in range(arguments.variants):
+                yield from points(name, seed=seed, freeze_s=freeze_s)
+    if arguments.schedules is not None or arguments.minutes is not None:
+        most = arguments.schedules if arguments.schedules is not None else sys.maxsize
+        yield from (case_of(seed, names) for seed in itertools.islice(itertools.count(arguments.first), most))
+
+
+def _search(cases: Iterable[Case], arguments: argparse.Namespace) -> int:
+    began = time.perf_counter()
+    end = began + arguments.minutes * 60 if arguments.minutes is not None else float("inf")
+    counts: Counter[str] = Counter()
+    bad: list[str] = []
+    for number, case in enumerate(cases, 1):
+        outcome = outcome_of(case)
+        if arguments.twice and outcome_of(case)._replace(trace=[]) != outcome._replace(trace=[]):
+            outcome.findings.append("the second run was another one")
+        counts["schedules"] += 1
+        counts["callbacks"] += outcome.callbacks
+        counts[case.scenario] += 1
+        counts["virtual"] += int(outcome.virtual_s)
+        if outcome.findings:
+            bad.append(str(case))
+            _show(case, outcome.findings, quiet=arguments.quiet or len(bad) > 1)
+            if len(bad) >= arguments.findings:
+                break
+        if number % COLLECT_EVERY == 0:
+            gc.collect()
+        if time.perf_counter() > end:
+            break
+    took = time.perf_counter() - began
+    print(
+        f"{counts['schedules']} schedules in {took:.1f} s ({counts['schedules'] / took * 60:.0f} a minute), "
+        f"{counts['virtual'] / 3600:.1f} virtual hours, {len(bad)} with findings"
+    )
+    print("  " + ", ".join(f"{name} {counts[name]}" for name in NAMES if counts[name]))
+    for text in bad:
+        print(f"  FOUND in {text}")
+    return 1 if bad else 0
+
+
+def _show(case: Case, findings: list[str], *, quiet: bool) -> None:
+    print(f"--- {case}")
+    for finding in dict.fromkeys(findings):
+        print(f"  {finding}")
+    if quiet:
+        return
+    traced = outcome_of(case, traced=True)
+    print("\n".join(traced.trace))
+    if traced.findings != findings:
+        print(f"THE SECOND RUN FOUND SOMETHING ELSE: {traced.findings}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim", description=(__doc__ or "").partition("\n\n")[0]
+    )
+    parser.add_argument("--seed", type=int, help="run this schedule only")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--schedules", type=int, help="how many seeds")
+    parser.add_argument("--minutes", type=float, help="stop after so long")
+    parser.add_argument("--scenario", help="only these, separated by commas")
+    parser.add_argument("--points", help="crash at every step of these scenarios, or of all")
+    parser.add_argument("--freezes", help="freeze at every step of these scenarios, or of all")
+    parser.add_argument(
+        "--variants", type=int, default=1, help="seeds for each scenario of --points and --freezes"
+    )
+    parser.add_argument("--findings", type=int, default=5, help="stop after so many schedules with findings")
+    parser.add_argument("--quiet", action="store_true", help="no trace")
+    parser.add_argument("--twice", action="store_true", help="run each schedule twice and compare")
+    parser.add_argument("--planted", choices=("all", "quickly"), help="look for the planted bugs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

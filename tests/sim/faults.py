@@ -1,0 +1,251 @@
+"""What goes wrong in a schedule: the network between the simulated processes and the twin, and when a process dies.
+
+Invariant: all of it follows from the seed and the plan; an operation that nothing happens to takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from libs.bus.twin.network import Fate, Op
+
+# One way, in seconds: near enough to each other that operations of different processes overtake.
+WAY_S = (0.0002, 0.003)
+# What keeps its process alive or asks for work is no step of a run: a crash there is like one between two steps.
+IDLE = frozenset({"leases.update", "leases.get", "pull", "catalog.put", "ack", "nak"})
+# Three in four operations are such; without this most faults would hit them.
+IDLE_LUCK = 6.0
+
+# Requests and replies get lost with a connection only: a host that is never heard is not what is simulated.
+SPOKEN = frozenset({"asked", "reply", "request", "answer"})
+UNHEARD_MAX = 2
+# The queues that may be deleted under load.
+HINTS = frozenset({"work", "tool"})
+
+
+class CrashPoint(NamedTuple):
+    """A process dies at the `number`-th step after the start, `before` the server did it or after; or is frozen then."""
+
+    number: int
+    before: bool
+    freeze_s: float = 0.0
+
+
+class Noise(NamedTuple):
+    """How often things go wrong, per operation (down to `vandal`) or per delivery.
+
+    `unknown`: the caller gives up without knowing. `vanish`: a hint is acked and lost. `isolate`: a process hears and is
+    heard of nobody for a while. `drain`: SIGTERM. `vandal`: somebody deletes a stream or bucket that holds only hints.
+    """
+
+    crash: float = 0.0
+    freeze: float = 0.0
+    slow: float = 0.0
+    lost_answer: float = 0.0
+    unknown: float = 0.0
+    vanish: float = 0.0
+    isolate: float = 0.0
+    drain: float = 0.0
+    vandal: float = 0.0
+    late: float = 0.0
+    lost: float = 0.0
+
+
+_PER_OPERATION = Noise._fields.index("late")
+QUIET = Noise()
+
+
+class Plan(NamedTuple):
+    """`services`: which processes may be crashed and frozen, by the beginning of their names."""
+
+    noise: Noise = QUIET
+    point: CrashPoint | None = None
+    crashes_max: int = 3
+    services: tuple[str, ...] = ("executor", "toolhost", "scheduler", "verifier")
+
+
+class Trouble(NamedTuple):
+    """What the network may do to processes."""
+
+    crash: Callable[[str], None]
+    freeze: Callable[[str, float], None]
+    drain: Callable[[str], None]
+    vandal: Callable[[random.Random], str]
+    disturbed: Callable[[], None]
+    now: Callable[[], float]
+
+
+class SimNetwork:
+    """`Network` of the simulation. `armed` once the system is up: before that nothing goes wrong."""
+
+    def __init__(self, seed: int, plan: Plan, trouble: Trouble) -> None:
+        self._chance = random.Random(f"{seed} network")
+        self._plan, self._trouble = plan, trouble
+        self.armed = False
+        self.ops = 0
+        self.steps = 0
+        self.trace: list[str] | None = None
+        self._crashes = 0
+        self._dying: Op | None = None
+        self._isolated: dict[str, float] = {}
+        self._unheard = 0
+
+    @property
+    def straggles(self) -> bool:
+        """Whether what was sent may arrive long after its sender stopped to wait for it."""
+        noise = self._plan.noise
+        return noise.unknown > 0 or noise.isolate > 0 or noise.freeze > 0
+
+    def fate(self, op: Op) -> Fate:
+        self.ops += 1
+        chance = self._chance.random
+        there_s, back_s = _way(chance()), _way(chance())
+        if not self.armed:
+            return Fate(there_s, back_s)
+        if op.kind not in IDLE and op.client.startswith(self._plan.services):
+            self.steps += 1
+            point = self._plan.point
+            if point is not None and point.number == self.steps:
+                if point.freeze_s:
+                    self._say(op, f"FREEZE for {point.freeze_s} s")
+                    self._trouble.freeze(op.client, point.freeze_s)
+                    return Fate(there_s, back_s)
+                return self._crash(op, before=point.before, fate=Fate(there_s, back_s))
+        noise = self._plan.noise
+        if noise is QUIET:
+            return Fate(there_s, back_s)
+        cut_off_s = self._cut_off_s(op)
+        if cut_off_s:
+            # The client tries again every two seconds; what it wrote to the broken connection may be lost all the same.
+            return Fate(cut_off_s + 2.0 * chance(), back_s) if chance() < 0.8 else Fate(None, None)
+        return self._unlucky(op, Fate(there_s, back_s), noise)
+
+    def delivery_s(self, op: Op) -> float | None:
+        delay_s = _way(self._chance.random())
+        noise = self._plan.noise
+        if noise is QUIET or not self.armed:
+            return delay_s
+        delay_s += self._cut_off_s(op)
+        drawn = self._chance.random()
+        if drawn < noise.lost and (op.kind not in SPOKEN or self._unheard < UNHEARD_MAX):
+            self._unheard += op.kind in SPOKEN
+            self._say(op, "LOST on its way")
+            return None
+        if drawn < noise.lost + noise.late:
+            late_s = self._chance.uniform(0.05, 4.0)
+            self._say(op, f"LATE by {late_s:.2f} s")
+            return late_s
+        return delay_s
+
+    def done(self, op: Op, outcome: str) -> None:
+        if self.trace is not None and op.kind not in IDLE:
+            self._say(op, outcome)
+        if op is self._dying:
+            self._dying = None
+            self._say(op, "CRASH after it")
+            self._trouble.crash(op.client)
+
+    def _unlucky(self, op: Op, fate: Fate, noise: Noise) -> Fate:
+        chance = self._chance
+        drawn = chance.random()
+        if op.kind in IDLE:
+            drawn *= IDLE_LUCK
+        if drawn >= sum(noise[:_PER_OPERATION]):
+            return fate
+        may_die = op.client.startswith(self._plan.services)
+        for rate, happen in (
+            (noise.isolate, self._isolate),
+            (noise.drain, self._drain),
+            (noise.vandal, self._vandal),
+        ):
+            if drawn < rate:
+                if may_die:
+                    happen(op)
+                return fate
+            drawn -= rate
+        if drawn < noise.crash:
+            if may_die and self._crashes < self._plan.crashes_max:
+                return self._crash(op, before=chance.random() < 0.5, fate=fate)
+            return fate
+        drawn -= noise.crash
+        if drawn < noise.freeze:
+            if may_die:
+                self._freeze(op)
+            return fate
+        drawn -= noise.freeze
+        assert fate.there_s is not None
+        if drawn < noise.slow:
+            return self._told(op, "SLOW", Fate(fate.there_s + chance.uniform(0.05, 3.0), fate.back_s))
+        drawn -= noise.slow
+        if drawn < noise.lost_answer:
+            return self._told(op, "ANSWER LOST at first", Fate(fate.there_s, 2.0))
+        drawn -= noise.lost_answer
+        if drawn < noise.unknown:
+            return self._unknown(op, fate)
+        if op.kind == "publish" and op.subject.split(".")[1] in HINTS:
+            # Acked, and gone with its stream before anybody saw it.
+            return self._told(op, "VANISHES", Fate(fate.there_s, fate.back_s, kept=False))
+        return fate
+
+    def _unknown(self, op: Op, fate: Fate) -> Fate:
+        """The caller gives up without knowing: it was done, is not done, or is done later."""
+        if op.kind in SPOKEN:
+            if self._unheard >= UNHEARD_MAX:
+                return fate
+            self._unheard += 1
+        match self._chance.randrange(3):
+            case 0:
+                return self._told(op, "UNKNOWN, done", Fate(fate.there_s, None))
+            case 1:
+                return self._told(op, "UNKNOWN, not done", Fate(None, None))
+            case _:
+                late_s = self._chance.uniform(5.0, 30.0)
+                return self._told(op, f"UNKNOWN, done after {late_s:.1f} s", Fate(late_s, None))
+
+    def _crash(self, op: Op, *, before: bool, fate: Fate) -> Fate:
+        self._crashes += 1
+        if before:
+            self._say(op, "CRASH before it")
+            self._trouble.crash(op.client)
+            return Fate(None, None)
+        self._dying = op
+        return fate
+
+    def _freeze(self, op: Op) -> None:
+        seconds = self._chance.choice((0.3, 1.0, 4.0, 8.0, 15.0))
+        self._say(op, f"FREEZE for {seconds} s")
+        self._trouble.freeze(op.client, seconds)
+
+    def _isolate(self, op: Op) -> None:
+        seconds = self._chance.choice((1.0, 5.0, 12.0, 20.0))
+        self._say(op, f"ISOLATED for {seconds} s")
+        self._isolated[op.client] = self._trouble.now() + seconds
+        self._trouble.disturbed()
+
+    def _drain(self, op: Op) -> None:
+        self._say(op, "SIGTERM")
+        self._trouble.drain(op.client)
+
+    def _vandal(self, op: Op) -> None:
+        self._say(op, f"meanwhile somebody deletes {self._trouble.vandal(self._chance)}")
+
+    def _cut_off_s(self, op: Op) -> float:
+        """For how long the process is cut off yet."""
+        until_s = self._isolated.get(op.client)
+        return max(0.0, until_s - self._trouble.now()) if until_s is not None else 0.0
+
+    def _told(self, op: Op, what: str, fate: Fate) -> Fate:
+        self._say(op, what)
+        return fate
+
+    def _say(self, op: Op, what: str) -> None:
+        if self.trace is not None:
+            self.trace.append(
+                f"{self._trouble.now():9.3f} {op.client:14} {op.kind:16} {op.subject} {what}".rstrip()
+            )
+
+
+def _way(drawn: float) -> float:
+    return WAY_S[0] + drawn * drawn * (WAY_S[1] - WAY_S[0])

@@ -1,0 +1,126 @@
+"""The model of the simulation: each run's turns are written down, and which one comes is told by its log.
+
+Invariant: the same history gives the same turn, so that a model that is asked again after a crash says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import msgspec
+
+from libs.contracts import events as e
+from libs.contracts.clock import rfc3339
+from libs.contracts.ids import call_id
+from libs.contracts.run import RunState
+from libs.contracts.tools import ToolSpec
+from libs.contracts.transcript import AssistantItem
+from libs.contracts.values import ModelToolCall, Usage
+from services.executor.egress.context import Fits, Window
+from services.executor.endpoint.talk import Tell
+from tests.sim.world import Machine, World
+
+
+class Ask(NamedTuple):
+    """A call of a turn."""
+
+    name: str
+    arguments: dict[str, object]
+
+
+class Fault(NamedTuple):
+    """The provider is away: the run is parked for so long, once."""
+
+    retry_s: float
+
+
+Turn = str | Fault | tuple[Ask, ...]
+USAGE = Usage(requests=1, input_tokens=10, output_tokens=5, cost_usd=0.001)
+
+
+class ScriptedTalker:
+    """What `services/executor/endpoint/talk.py` is to an executor. `turns`: by the goal of a run."""
+
+    model = "scripted"
+
+    def __init__(self, world: World, machine: Machine, turns: Mapping[str, Sequence[Turn]]) -> None:
+        self._world, self._machine, self._turns = world, machine, turns
+
+    def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> ScriptedTalk:
+        del specs
+        return ScriptedTalk(self._world, self._machine, self._turns[state.task.goal])
+
+
+class ScriptedTalk:
+    """One run's talk."""
+
+    def __init__(self, world: World, machine: Machine, turns: Sequence[Turn]) -> None:
+        self._world, self._machine, self._turns = world, machine, turns
+
+    def window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:
+        del overflowed
+        return len(state.transcript) + 1, Fits(tokens=10)
+
+    async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]:  # noqa: ARG002 nothing fails here
+        world = self._world
+        live = self._machine.bus.subjects.live(state.tenant, state.run_id)
+        delta = e.ModelDelta(run_id=state.run_id, iteration=state.iteration, attempt=1, content="…")
+        await self._machine.bus.wire.publish(live, msgspec.json.encode(delta))
+        chance = world.chance.random()
+        await world.clock.sleep(0.01 + 0.3 * chance if chance < 0.95 else 4.0)
+        turn = self._turn(state)
+        if isinstance(turn, Fault):
+            at = rfc3339(world.clock.now() + timedelta(seconds=turn.retry_s))
+            return [_away(state, at)]
+        world.bought[state.run_id, state.iteration] += 1
+        return [_completed(state, turn)]
+
+    def _turn(self, state: RunState) -> Turn:
+        place = sum(isinstance(item, AssistantItem) for item in state.transcript)
+        for index, turn in enumerate(self._turns[: place + 1]):
+            if isinstance(turn, Fault):
+                if index == place and state.model_failures == 0:
+                    return turn
+                place += 1  # It has been away: the turn behind it.
+        return self._turns[min(place, len(self._turns) - 1)]
+
+
+def talkers(
+    world: World, machine: Machine, turns: Mapping[str, Sequence[Turn]]
+) -> Callable[..., AbstractAsyncContextManager[ScriptedTalker]]:
+    """What the executor opens its talker with."""
+
+    @asynccontextmanager
+    async def opened(*_: object) -> AsyncGenerator[ScriptedTalker]:
+        yield ScriptedTalker(world, machine, turns)
+
+    return opened
+
+
+def _away(state: RunState, retry_at: str) -> e.ModelFailed:
+    return e.ModelFailed(
+        iteration=state.iteration, error_code="PROVIDER_ERROR", message="away", attempt=1, retry_at=retry_at
+    )
+
+
+def _completed(state: RunState, turn: str | tuple[Ask, ...]) -> e.ModelCompleted:
+    calls = (
+        []
+        if isinstance(turn, str)
+        else [
+            ModelToolCall(call_id=call_id(state.iteration, index), name=ask.name, arguments=ask.arguments)
+            for index, ask in enumerate(turn)
+        ]
+    )
+    return e.ModelCompleted(
+        iteration=state.iteration,
+        content=turn if isinstance(turn, str) else "",
+        tool_calls=calls,
+        finish_reason="stop" if isinstance(turn, str) else "tool_calls",
+        usage=USAGE,
+        latency_ms=1,
+        model="scripted",
+    )

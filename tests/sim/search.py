@@ -1,0 +1,88 @@
+"""The search: which schedules are run, in which order, and what a seed stands for.
+
+Invariant: a case is told by its text alone (`seed 17`, `plain crash 12 before`); running the text again runs the case.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.sim.faults import CrashPoint, Noise, Plan
+from tests.sim.scenarios import NAMES, scenario
+from tests.sim.schedule import GRACE_S, Outcome, Sabotage, run
+from tests.sim.services import Sizes
+
+# A few faults in a schedule find more than a storm: each has to be survived alone and with each other.
+NOISES = (
+    Noise(),
+    Noise(crash=0.025),
+    Noise(freeze=0.02),
+    Noise(crash=0.015, late=0.02, lost=0.01),
+    Noise(slow=0.04, lost_answer=0.04, unknown=0.015, late=0.03, lost=0.02),
+    Noise(isolate=0.01, crash=0.006, late=0.02),
+    Noise(drain=0.025, crash=0.006, freeze=0.004),
+    Noise(vandal=0.025, crash=0.006, drain=0.004),
+    Noise(
+        crash=0.01,
+        freeze=0.006,
+        slow=0.02,
+        lost_answer=0.02,
+        unknown=0.006,
+        vanish=0.03,
+        late=0.02,
+        lost=0.02,
+    ),
+    Noise(0.006, 0.004, 0.01, 0.01, 0.004, 0.02, 0.002, 0.006, 0.004, 0.01, 0.01),
+)
+# One in so many schedules is watched for much longer after its end.
+LONG_GRACE = 20
+LONG_GRACE_S = 45.0
+POINT_SIZES = Sizes()
+
+
+class Case(NamedTuple):
+    """One schedule to run. `freeze_s`: the process is frozen at the point instead of killed."""
+
+    scenario: str
+    seed: int = 0
+    point: CrashPoint | None = None
+
+    def __str__(self) -> str:
+        if self.point is None:
+            return f"seed {self.seed} ({self.scenario})"
+        moment = "before" if self.point.before else "after"
+        how = f"freeze {self.point.freeze_s:g} s" if self.point.freeze_s else "crash"
+        return f"{self.scenario} seed {self.seed} {how} {moment} step {self.point.number}"
+
+
+def case_of(seed: int, names: tuple[str, ...] = NAMES) -> Case:
+    """The random schedule of a seed."""
+    return Case(random.Random(f"{seed} case").choice(names), seed)
+
+
+def outcome_of(case: Case, *, traced: bool = False, sabotage: Sabotage | None = None) -> Outcome:
+    """Run a case."""
+    told = scenario(case.scenario, case.seed)
+    if case.point is not None:
+        plan = Plan(point=case.point)
+        return run(case.seed, told, plan, sizes=POINT_SIZES, traced=traced, sabotage=sabotage)
+    chance = random.Random(f"{case.seed} plan")
+    sizes = Sizes(
+        schedulers=chance.choice((1, 1, 2)),
+        executors=chance.choice((1, 2, 2)),
+        toolhosts=chance.choice((1, 2, 2)),
+        verifiers=chance.choice((1, 1, 2)),
+    )
+    plan = Plan(noise=chance.choice(NOISES))
+    grace_s = LONG_GRACE_S if case.seed % LONG_GRACE == 0 else GRACE_S
+    return run(case.seed, told, plan, sizes=sizes, grace_s=grace_s, traced=traced, sabotage=sabotage)
+
+
+def points(name: str, *, seed: int = 0, freeze_s: float = 0.0) -> Iterator[Case]:
+    """A scenario with a crash (or a freeze) at each of its steps, before and after the server did it."""
+    steps = outcome_of(Case(name, seed, CrashPoint(0, before=True))).steps
+    for number in range(1, steps + 1):
+        for before in (True, False) if not freeze_s else (True,):
+            yield Case(name, seed, CrashPoint(number, before, freeze_s))

@@ -1,0 +1,1 @@
+"""Tests of pure functions: no servers, no files but temporary ones."""

@@ -1,0 +1,185 @@
+"""Faults of endpoints: the status matrix, the words of bodies, Retry-After in all its forms; prices and the prompt."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from libs.contracts.errors import ConfigurationError
+from libs.contracts.tasks import TaskSpec
+from libs.contracts.tools import Semantics, ToolSpec
+from libs.contracts.values import Usage
+from services.executor.egress.prompt import system_prompt
+from services.executor.egress.request import Profile
+from services.executor.egress.toolset import toolset
+from services.executor.endpoint.faults import Refused, judge_refusal, judge_wire, learned, retry_after_s
+from services.executor.endpoint.prices import Price, load_prices, priced
+from services.executor.ingress.turn import WireFault
+
+NOW = datetime(2026, 11, 29, 12, 0, 0, tzinfo=UTC)
+
+
+def kind(status: int, body: str = "", **headers: str) -> str:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return judge_refusal(Refused(status, named, body), NOW).kind
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 520, 529])
+def test_statuses_of_passing_trouble_are_tried_again(status: int) -> None:
+    assert kind(status) == "transient"
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 410, 422, 501, 505])
+def test_statuses_of_our_own_mistakes_are_final(status: int) -> None:
+    assert kind(status) == "final"
+
+
+def test_the_server_may_say_itself_whether_to_try_again() -> None:
+    assert kind(500, x_should_retry="false") == "final"
+    assert kind(400, x_should_retry="true") == "transient"
+    assert kind(500, x_should_retry="maybe") == "transient"
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"error":{"code":"context_length_exceeded","message":"This model\'s maximum context length is 8192 tokens."}}',
+        '{"error":{"type":"exceed_context_size_error","message":"the request exceeds the available context size"}}',
+        '{"error":{"message":"context window exceeds limit"}}',
+        '{"error":{"message":"input length and `max_tokens` exceed context limit: 1 + 2 > 3"}}',
+        '{"error":{"message":"prompt is too long: 210000 tokens > 200000 maximum"}}',
+        '{"error":{"message":"Please reduce the length of the messages."}}',
+    ],
+)
+def test_an_overflow_is_told_by_its_words_under_any_status(status: int, body: str) -> None:
+    assert kind(status, body) == "overflow"
+
+
+def test_words_about_caches_and_rates_are_no_overflow() -> None:
+    assert kind(400, "the prompt is below the minimum token count to start caching") == "final"
+    assert (
+        kind(429, "Request too large on tokens per min. Please reduce the length of the messages.")
+        == "transient"
+    )
+    assert kind(413) == "overflow"
+
+
+@pytest.mark.parametrize(
+    "body", ["insufficient_quota", "You exceeded your current quota", "Insufficient Balance"]
+)
+def test_a_quota_that_is_used_up_is_final_even_as_429(body: str) -> None:
+    assert kind(429, body) == "final"
+
+
+@pytest.mark.parametrize(
+    "headers, seconds",
+    [
+        ({"retry-after": "1"}, 1.0),
+        ({"retry-after": "11180"}, 11180.0),
+        ({"retry-after": "0"}, 0.0),
+        ({"retry-after": "2.5"}, 2.5),
+        ({"retry-after-ms": "1500"}, 1.5),
+        ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+        ({"retry-after": "Sun, 29 Nov 2026 12:00:30 GMT"}, 30.0),
+        ({"retry-after": "Sun, 29 Nov 2026 11:00:00 GMT"}, 0.0),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "NaN"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "abc"}, None),
+        ({"retry-after": ""}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_retry_after_is_read_in_all_its_forms_or_ignored(
+    headers: dict[str, str], seconds: float | None
+) -> None:
+    assert retry_after_s(headers, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    "fault, expected",
+    [
+        (WireFault(kind="cut", message="x"), "transient"),
+        (WireFault(kind="garbled", message="x"), "transient"),
+        (WireFault(kind="foreign", message="x"), "final"),
+        (WireFault(kind="too_large", message="x"), "final"),
+        (WireFault(kind="error", message="x", error={"message": "Overloaded"}), "transient"),
+        (WireFault(kind="error", message="x", error={"message": "busy", "code": 429}), "transient"),
+        (WireFault(kind="error", message="x", error={"message": "no", "code": "401"}), "final"),
+        (WireFault(kind="error", message="x", error={"type": "invalid_request_error"}), "final"),
+        (WireFault(kind="error", message="x", error={"code": "context_length_exceeded"}), "overflow"),
+        (WireFault(kind="error", message="x", error={"code": "insufficient_quota"}), "final"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_faults_inside_a_success_are_judged_by_what_they_say(fault: WireFault, expected: str) -> None:
+    assert judge_wire(fault).kind == expected
+
+
+def test_a_400_teaches_what_to_leave_out_and_each_lesson_changes_something() -> None:
+    refused = Refused(400, {}, "Unrecognized request argument supplied: stream_options")
+    assert learned(Profile(), refused) == Profile(include_usage=False)
+    assert learned(Profile(include_usage=False), refused) is None
+    missing = Refused(400, {}, "The reasoning_content in the thinking mode must be passed back to the API.")
+    assert learned(Profile(), missing) == Profile(replay_reasoning=True)
+    assert (
+        learned(Profile(replay_reasoning=True), Refused(400, {}, "reasoning_content is unsupported"))
+        == Profile()
+    )
+    assert learned(Profile(), Refused(500, {}, "stream_options")) is None
+    assert learned(Profile(), Refused(400, {}, "bad model")) is None
+
+
+def test_the_message_of_a_fault_is_the_providers_own_and_short_and_says_what_the_operator_can_do() -> None:
+    fault = judge_refusal(Refused(404, {}, '{"error":{"message":"no such model"}}'), NOW)
+    assert fault.message == "HTTP 404: no such model; check MODEL_ID and OPENAI_BASE_URL"
+    assert judge_refusal(Refused(422, {}, '{"error":{"message":"no"}}'), NOW).message == "HTTP 422: no"
+    assert len(judge_refusal(Refused(500, {}, "x" * 10_000), NOW).message) < 1_000
+
+
+def test_the_cost_of_an_unknown_model_is_unknown_and_tokens_still_count() -> None:
+    usage = Usage(requests=1, input_tokens=1_000_000, cached_tokens=400_000, output_tokens=100_000)
+    prices = {"m": Price(input=1.0, cached=0.1, output=10.0)}
+    assert priced(usage, "m", prices).cost_usd == pytest.approx(0.6 + 0.04 + 1.0)
+    unknown = priced(usage, "other", prices)
+    assert unknown.cost_usd is None
+    assert unknown.input_tokens == usage.input_tokens
+    assert Usage().plus(unknown).cost_usd is None
+
+
+def test_a_bad_price_table_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    table = tmp_path / "prices.json"
+    table.write_text('{"m": {"input": 1, "output": 2}}')
+    assert load_prices(table) == {"m": Price(input=1.0, output=2.0)}
+    assert load_prices(None) == {}
+    table.write_text('{"m": {"inptu": 1}}')
+    with pytest.raises(ConfigurationError, match="PERDURE_MODEL_PRICES"):
+        load_prices(table)
+
+
+def test_the_prompt_says_only_what_the_tools_allow() -> None:
+    whole = system_prompt(
+        TaskSpec(goal="x", instructions="Speak French."), ["run_tests", "ask_user", "write_todos"]
+    )
+    alone = system_prompt(TaskSpec(goal="x", unattended=True), ["echo", "ask_user"])
+    assert "run_tests" in whole
+    assert whole.endswith("Speak French.")
+    assert "ask_user" not in alone
+    assert "Workspace" not in alone
+    assert len(whole) < 4_000
+
+
+def test_the_same_tools_give_the_same_bytes_in_any_order() -> None:
+    specs = [
+        ToolSpec(name=name, description="d", parameters={}, semantics=Semantics.READ_ONLY)
+        for name in ("b", "a")
+    ]
+    offered = toolset(specs)
+    assert offered.json == toolset(reversed(specs)).json
+    assert offered.json is not None
+    assert msgspec.json.decode(offered.json)[0]["function"]["name"] == "a"
+    assert offered.estimated_tokens > 0
+    assert toolset([]).json is None

@@ -1,0 +1,106 @@
+"""The finish matrix, row by row."""
+
+import pytest
+
+from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
+from libs.contracts.values import ModelToolCall, Usage
+from services.executor.ingress.finish import NUDGES_MAX, Fail, Final, Nudge, Retry, RunTools, judge, nudges_in
+from services.executor.ingress.turn import REFUSAL, ModelTurn
+
+CALL = ModelToolCall(call_id="call_1_0", name="f", arguments={})
+BROKEN = ModelToolCall(call_id="call_1_0", name="f", arguments=None, raw_arguments="{", problem="cut off")
+AS_TEXT = [
+    '<tool_call>{"name":"bash","arguments":{"command":"ls"}}</tool_call>',
+    "<function=bash><parameter=command>ls</parameter></function>",
+    '<invoke name="Bash">ls</invoke>',
+]
+
+
+def turn(
+    content: str = "", *, calls: tuple[ModelToolCall, ...] = (), reasoning: str = "", reason: str = "stop"
+) -> ModelTurn:
+    return ModelTurn(
+        content=content, reasoning=reasoning, calls=list(calls), finish_reason=reason, usage=Usage()
+    )
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "length", "", "content_filter", "whatever"])
+def test_calls_run_whatever_the_finish_reason_says(reason: str) -> None:
+    assert judge(turn("x", calls=(CALL,), reason=reason), tools_offered=True, nudges=0) == RunTools()
+    assert judge(turn(calls=(BROKEN,), reason=reason), tools_offered=True, nudges=0) == RunTools()
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "", "end_turn"])
+def test_text_without_calls_is_final_whatever_the_finish_reason_says(reason: str) -> None:
+    assert judge(turn("done", reason=reason), tools_offered=True, nudges=0) == Final(answer="done")
+
+
+@pytest.mark.parametrize("nudges", range(NUDGES_MAX + 1))
+@pytest.mark.parametrize(
+    "said, error_code",
+    [
+        (turn(reasoning="hm"), "EMPTY_RESPONSE"),
+        (turn("half an ans", reason="length"), "MAX_TOKENS"),
+        *((turn(text), "MODEL_ERROR") for text in AS_TEXT),
+    ],
+)
+def test_a_turn_that_is_no_answer_is_nudged_a_few_times_and_then_fails(
+    said: ModelTurn, error_code: str, nudges: int
+) -> None:
+    verdict = judge(said, tools_offered=True, nudges=nudges)
+    if nudges < NUDGES_MAX:
+        assert isinstance(verdict, Nudge)
+    else:
+        assert isinstance(verdict, Fail)
+        assert verdict.error_code == error_code
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens"])
+@pytest.mark.parametrize("reasoning", ["", "hm"])
+def test_an_output_limit_without_any_text_fails(reason: str, reasoning: str) -> None:
+    verdict = judge(turn(reasoning=reasoning, reason=reason), tools_offered=True, nudges=0)
+    assert isinstance(verdict, Fail)
+    assert verdict.error_code == "MAX_TOKENS"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [turn("I can't.", reason=REFUSAL), turn(reason="content_filter"), turn("x", reason="content_filter")],
+)
+def test_a_refusal_fails_the_run_with_its_own_code(said: ModelTurn) -> None:
+    verdict = judge(said, tools_offered=True, nudges=0)
+    assert isinstance(verdict, Fail)
+    assert verdict.error_code == "MODEL_REFUSED"
+
+
+def test_an_empty_or_broken_turn_is_asked_for_again() -> None:
+    empty = judge(turn(" \n"), tools_offered=True, nudges=0)
+    broken = judge(turn("half", reason="network_error"), tools_offered=True, nudges=0)
+    assert isinstance(empty, Retry)
+    assert isinstance(broken, Retry)
+    assert (empty.error_code, broken.error_code) == ("EMPTY_RESPONSE", "MODEL_ERROR")
+
+
+def test_calls_where_none_were_offered_are_not_run() -> None:
+    assert judge(turn("answer", calls=(CALL,)), tools_offered=False, nudges=0) == Final(answer="answer")
+    assert isinstance(judge(turn(calls=(CALL,)), tools_offered=False, nudges=0), Nudge)
+    assert isinstance(judge(turn(calls=(CALL,)), tools_offered=False, nudges=NUDGES_MAX), Fail)
+    assert judge(turn(AS_TEXT[0]), tools_offered=False, nudges=0) == Final(answer=AS_TEXT[0])
+
+
+def test_nudges_are_counted_since_the_last_tool_call_or_verification() -> None:
+    said = AssistantItem(iteration=1, content="", calls=[], finish_reason="stop")
+    nudge = UserItem(text="go on", origin="runtime")
+    called = AssistantItem(iteration=1, content="", calls=[CALL], finish_reason="stop")
+    result = ToolItem(call_id=CALL.call_id, name="f", ok=True, output="")
+    verified = UserItem(text="a check failed", origin="verification")
+    tables: list[tuple[tuple[Item, ...], int]] = [
+        ((), 0),
+        ((said, nudge), 1),
+        ((said, nudge, said, nudge), 2),
+        ((said, nudge, called, result), 0),
+        ((called, result, said, nudge), 1),
+        ((said, nudge, said, verified), 0),
+        ((UserItem(text="hurry", origin="steering"),), 0),
+    ]
+    assert [nudges_in(transcript) for transcript, _ in tables] == [count for _, count in tables]

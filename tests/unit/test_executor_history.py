@@ -1,0 +1,347 @@
+"""The egress sanitiser: legal from any prefix of any log, and the same bytes incrementally."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule
+from libs.contracts.run import Question, RunState
+from libs.contracts.tasks import ContextStrategy, Limits, TaskSpec
+from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
+from libs.contracts.values import ModelToolCall, Todo
+from services.executor.egress.context import Compact, Exhausted, Fits, fit
+from services.executor.egress.history import INTERRUPTED, History, messages
+from services.executor.egress.request import Profile
+from tests.fakes.histories import created
+
+SYSTEM = "You are an agent."
+PLAIN = Profile()
+
+
+def run(*items: Item, limits: Limits | None = None, **changes: object) -> RunState:
+    state = created(limits or Limits(), TaskSpec(goal="Mend it."))
+    return msgspec.structs.replace(state, transcript=items, **changes)
+
+
+def said(iteration: int, content: str = "", calls: int = 0, *, reasoning: str = "") -> AssistantItem:
+    made = [
+        ModelToolCall(call_id=f"call_{iteration}_{index}", name="echo", arguments={"n": index})
+        for index in range(calls)
+    ]
+    return AssistantItem(
+        iteration=iteration, content=content, calls=made, finish_reason="stop", reasoning=reasoning
+    )
+
+
+def result(iteration: int, index: int = 0, output: str = "out", *, ok: bool = True) -> ToolItem:
+    return ToolItem(call_id=f"call_{iteration}_{index}", name="echo", ok=ok, output=output)
+
+
+def user(text: str) -> UserItem:
+    return UserItem(text=text, origin="steering")
+
+
+def sent(state: RunState, profile: Profile = PLAIN) -> SentRequest:
+    body = b'{"messages":[' + b",".join(History(SYSTEM).outbound(state, profile).fragments) + b"]}"
+    return msgspec.json.decode(body, type=SentRequest)
+
+
+def shape(state: RunState) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in sent(state).messages]
+
+
+def expected_bytes(state: RunState, profile: Profile = PLAIN) -> bytes:
+    return b",".join(msgspec.json.encode(message) for message in messages(state, SYSTEM, profile))
+
+
+# --- Single cases -----------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_run_sends_its_prompt_and_its_goal() -> None:
+    assert shape(run()) == [("system", SYSTEM), ("user", "Mend it.")]
+
+
+def test_each_missing_result_is_filled_in_place_and_in_order() -> None:
+    state = run(said(1, calls=3), result(1, 2, "third"), result(1, 0, "first"), user("and now?"))
+    assert shape(state)[2:] == [
+        ("assistant", ""),
+        ("tool", "first"),
+        ("tool", INTERRUPTED),
+        ("tool", "third"),
+        ("user", "and now?"),
+    ]
+
+
+def test_a_message_between_a_call_and_its_result_waits_for_the_result() -> None:
+    state = run(said(1, calls=1), user("stop"), result(1))
+    assert shape(state)[3:] == [("tool", "out"), ("user", "stop")]
+
+
+def test_results_without_a_call_and_second_results_are_left_out() -> None:
+    state = run(result(7), said(1, calls=1), result(1), result(1, output="again"), result(9))
+    assert shape(state)[2:] == [("assistant", ""), ("tool", "out")]
+
+
+def test_empty_turns_and_empty_texts_are_left_out_and_users_are_joined() -> None:
+    state = run(
+        user("first"), said(1, " "), user("second"), said(2, "hm"), user(" "), user("a"), said(3), user("b")
+    )
+    assert shape(state) == [
+        ("system", SYSTEM),
+        ("user", "Mend it.\n\nfirst\n\nsecond"),
+        ("assistant", "hm"),
+        ("user", "a\n\nb"),
+    ]
+
+
+def test_the_model_never_has_the_last_word() -> None:
+    assert shape(run(said(1, "done")))[-1] == ("user", "Go on.")
+    assert shape(run(said(1, "done"), inbox=(user("not yet"),)))[-1] == ("user", "not yet")
+    assert shape(run(inbox=(user("quick"),)))[-1] == ("user", "Mend it.\n\nquick")
+
+
+def test_unreadable_arguments_are_not_sent_again_but_their_problem_is() -> None:
+    call = ModelToolCall(
+        call_id="call_1_0", name="a b!", arguments=None, raw_arguments='{"a', problem="cut off"
+    )
+    state = run(AssistantItem(iteration=1, content="", calls=[call], finish_reason="length"))
+    request = sent(state)
+    assert request.messages[2].tool_calls is not None
+    assert request.messages[2].tool_calls[0].function.arguments == "{}"
+    assert request.messages[2].tool_calls[0].function.name == "a_b_"
+    assert request.messages[3].text == "ERROR: cut off"
+
+
+def test_an_answer_of_a_person_stands_in_for_a_result_that_is_not_recorded_yet() -> None:
+    question = Question(
+        question_id="q",
+        kind="question",
+        question="?",
+        call_id="call_1_0",
+        asked_at="",
+        asked_sequence=1,
+        answer="blue",
+    )
+    state = run(said(1, calls=1))
+    history = History(SYSTEM)
+    assert b"interrupted" in b"".join(history.outbound(state, PLAIN).fragments)
+    answered = msgspec.structs.replace(state, questions=(question,))
+    assert b"blue" in b"".join(history.outbound(answered, PLAIN).fragments)
+
+
+def test_a_failed_result_says_so_and_an_empty_one_is_not_empty() -> None:
+    state = run(said(1, calls=2), result(1, 0, "no such file", ok=False), result(1, 1, ""))
+    assert shape(state)[3:] == [("tool", "ERROR: no such file"), ("tool", "(no output)")]
+
+
+def test_lone_surrogates_never_leave() -> None:
+    call = ModelToolCall(call_id="call_1_0", name="echo", arguments={"t\ud83d": ["\udf78"]})
+    state = run(
+        AssistantItem(iteration=1, content="a\ud83d", calls=[call], finish_reason="stop"),
+        result(1, output="\udf78"),
+    )
+    assert broken_rule(sent(state), ALWAYS) is None
+    assert "\N{REPLACEMENT CHARACTER}" in shape(state)[2][1]
+
+
+def test_long_results_are_clipped_between_code_points() -> None:
+    state = run(said(1, calls=1), result(1, output="🎉" * 2_000), limits=Limits(max_tool_output_chars=100))
+    text = shape(state)[3][1]
+    assert len(text) < 700
+    assert text.startswith("🎉")
+    assert text.endswith("🎉")
+
+
+def test_reasoning_is_replayed_only_to_endpoints_that_want_it() -> None:
+    state = run(said(1, calls=1, reasoning="think"), result(1), said(2, calls=1), result(2))
+    required, refused = frozenset({"reasoning_required"}), frozenset({"reasoning_refused"})
+    wanted = sent(state, Profile(replay_reasoning=True))
+    assert broken_rule(wanted, required) is None
+    assert broken_rule(wanted, refused) is not None
+    assert broken_rule(sent(state), refused) is None
+    assert wanted.messages[2].reasoning_content == "think"
+    assert wanted.messages[4].reasoning_content == ""
+
+
+# --- Properties -------------------------------------------------------------------------------------------------
+
+_TEXT = st.text(max_size=6) | st.sampled_from(["", " ", "hello", "\ud83d"])
+
+
+def _made(index: int, name: str, arguments: dict[str, object] | None) -> ModelToolCall:
+    problem = "bad" if arguments is None else None
+    return ModelToolCall(call_id=f"call_0_{index}", name=name, arguments=arguments, problem=problem)
+
+
+_CALL = st.builds(
+    _made,
+    st.integers(0, 3),
+    st.sampled_from(["echo", "", "ü x", "n" * 80]),
+    st.none() | st.dictionaries(_TEXT, _TEXT, max_size=2),
+)
+_ITEM = st.one_of(
+    st.builds(UserItem, text=_TEXT, origin=st.sampled_from(["steering", "runtime", "verification"])),
+    st.builds(
+        AssistantItem,
+        iteration=st.just(0),
+        content=_TEXT,
+        calls=st.lists(_CALL, max_size=3, unique_by=lambda call: call.call_id),
+        finish_reason=st.just("stop"),
+        reasoning=_TEXT,
+    ),
+    st.builds(ToolItem, call_id=st.just("call_0_0"), name=st.just("echo"), ok=st.booleans(), output=_TEXT),
+)
+
+
+def _numbered(items: list[Item]) -> tuple[Item, ...]:
+    """The same items with call ids as a log has them: unique in the run; results answer one of the last turns."""
+    numbered: list[Item] = []
+    turn = 0
+    for item in items:
+        match item:
+            case AssistantItem():
+                turn += 1
+                calls = [
+                    msgspec.structs.replace(call, call_id=call.call_id.replace("_0_", f"_{turn}_"))
+                    for call in item.calls
+                ]
+                numbered.append(msgspec.structs.replace(item, iteration=turn, calls=calls))
+            case ToolItem():
+                index = len(item.output) % 3
+                numbered.append(msgspec.structs.replace(item, call_id=f"call_{turn}_{index}"))
+            case UserItem():
+                numbered.append(item)
+    return tuple(numbered)
+
+
+_TRANSCRIPT = st.lists(_ITEM, max_size=14).map(_numbered)
+
+
+@given(transcript=_TRANSCRIPT, inbox=st.lists(_TEXT, max_size=2), cut=st.integers(0, 14))
+def test_any_prefix_of_any_log_is_legal_for_strict_servers(
+    transcript: tuple[Item, ...], inbox: list[str], cut: int
+) -> None:
+    state = run(*transcript[:cut], inbox=tuple(user(text) for text in inbox))
+    assert broken_rule(sent(state), ALWAYS) is None
+    compacted = msgspec.structs.replace(
+        state, compacted=min(cut, 5), summary="So far: much.", todos=(Todo(content="x"),)
+    )
+    assert broken_rule(sent(compacted), ALWAYS) is None
+
+
+@given(
+    transcript=_TRANSCRIPT,
+    steps=st.lists(st.integers(1, 4), max_size=8),
+    replay=st.booleans(),
+    data=st.data(),
+)
+def test_the_incremental_history_gives_the_bytes_of_its_specification(
+    transcript: tuple[Item, ...], steps: list[int], replay: bool, data: st.DataObject
+) -> None:
+    history, profile, known = History(SYSTEM), Profile(replay_reasoning=replay), 0
+    for step in [*steps, len(transcript)]:
+        known = min(len(transcript), known + step)
+        inbox = tuple(user(text) for text in data.draw(st.lists(_TEXT, max_size=1)))
+        state = run(
+            *transcript[:known], inbox=inbox, compacted=data.draw(st.sampled_from([0, 0, known // 2]))
+        )
+        outbound = history.outbound(state, profile)
+        assert b",".join(outbound.fragments) == expected_bytes(state, profile)
+        assert outbound.message_count == len(messages(state, SYSTEM, profile))
+
+
+@given(transcript=_TRANSCRIPT, cuts=st.lists(st.integers(0, 14), max_size=8))
+def test_foreseen_items_that_are_stored_as_equal_ones_change_nothing(
+    transcript: tuple[Item, ...], cuts: list[int]
+) -> None:
+    history = History(SYSTEM)
+    for cut in cuts:
+        copies = tuple(msgspec.structs.replace(item) for item in transcript[cut:])
+        state = run(*transcript[:cut], *copies)
+        assert b",".join(history.outbound(state, PLAIN).fragments) == expected_bytes(state)
+
+
+def test_only_the_newest_few_units_are_made_again() -> None:
+    turns: list[Item] = [item for turn in range(1, 50) for item in (said(turn, calls=1), result(turn))]
+    history = History(SYSTEM)
+    foreseen = run(*turns[:-2], *(msgspec.structs.replace(item) for item in turns[-2:]))
+    before = history.outbound(foreseen, PLAIN).fragments
+    after = history.outbound(run(*turns, said(50, calls=1), result(50)), PLAIN).fragments
+    assert all(one is other for one, other in zip(before[:47], after, strict=False))
+    assert len(after) == len(before) + 1
+
+
+# --- The window -------------------------------------------------------------------------------------------------
+
+
+def _long_run(turns: int, chars: int) -> RunState:
+    items: list[Item] = [user("Mind the umlauts.")]
+    for turn in range(1, turns + 1):
+        items += [
+            said(turn, f"turn {turn}", calls=2),
+            result(turn, 0, "x" * chars),
+            result(turn, 1, "y" * chars),
+        ]
+        if turn == 2:
+            items.append(user("Use tabs."))
+    return run(*items, limits=Limits(context_tokens=10_000), todos=(Todo(content="the plan"),))
+
+
+def test_a_request_that_fits_is_left_alone_and_tools_count() -> None:
+    outbound = History(SYSTEM).outbound(_long_run(3, 400), PLAIN)
+    fits = fit(outbound, Limits(context_tokens=10_000), tool_tokens=1_000)
+    assert isinstance(fits, Fits)
+    assert fits.tokens == outbound.tokens + 1_000
+    assert isinstance(fit(outbound, Limits(context_tokens=10_000), tool_tokens=7_000), Compact)
+
+
+def test_whole_turns_leave_and_goal_plan_and_last_message_stay() -> None:
+    state = _long_run(20, 1_000)
+    history = History(SYSTEM)
+    window = fit(history.outbound(state, PLAIN), state.limits, tool_tokens=0)
+    assert isinstance(window, Compact)
+    after = msgspec.structs.replace(state, compacted=window.event.dropped)
+    outbound = history.outbound(after, PLAIN)
+    assert isinstance(fit(outbound, state.limits, tool_tokens=0), Fits)
+    assert outbound.tokens < history.outbound(state, PLAIN).tokens
+    texts = [text for _, text in shape(after)]
+    assert texts[1].startswith("Mend it.\n\nMind the umlauts.")
+    assert "the plan (pending)" in texts[1]
+    assert texts[1].endswith("Use tabs.")
+    assert texts[-3:] == ["turn 20", "x" * 1_000, "y" * 1_000]
+    assert broken_rule(sent(after), ALWAYS) is None
+
+
+def test_the_head_stays_the_same_bytes_while_a_run_goes_on() -> None:
+    state, history = _long_run(6, 10), History(SYSTEM)
+    heads = {
+        history.outbound(msgspec.structs.replace(state, transcript=state.transcript[:cut]), PLAIN).fragments[
+            0
+        ]
+        for cut in range(1, len(state.transcript))
+    }
+    assert len(heads) == 1
+
+
+@pytest.mark.parametrize("strategy", ["sliding-window", "summarising"])
+def test_an_overflow_is_compacted_whatever_the_estimate_says_until_nothing_is_left(
+    strategy: ContextStrategy,
+) -> None:
+    state = _long_run(8, 10)
+    limits = Limits(context_strategy=strategy)
+    history, sizes = History(SYSTEM), list[int]()
+    while isinstance(
+        window := fit(history.outbound(state, PLAIN), limits, tool_tokens=0, overflowed=True), Compact
+    ):
+        assert window.event.tokens_after < window.event.tokens_before
+        sizes.append(window.event.tokens_after)
+        state = msgspec.structs.replace(state, compacted=window.event.dropped)
+    assert isinstance(window, Exhausted)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(history.outbound(state, PLAIN).units) == 1
+
+
+def test_a_newest_turn_that_is_too_large_alone_is_said_so() -> None:
+    state = run(said(1, calls=1), result(1, output="x" * 29_000), limits=Limits(context_tokens=4_000))
+    assert isinstance(fit(History(SYSTEM).outbound(state, PLAIN), state.limits, tool_tokens=0), Exhausted)

@@ -1,0 +1,196 @@
+"""Life records become rows: the same rows however often and in whatever batches they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from libs.contracts import events as e
+from libs.contracts.checks import Verdict, Verification
+from libs.contracts.envelope import Event, Record, RecordHeader, encode_record, record_class
+from libs.contracts.evolve import fold
+from libs.contracts.run import RunState
+from libs.contracts.tasks import Limits, TaskSpec
+from libs.contracts.values import RunError, Usage
+from libs.projection.rows import RunQuery
+from libs.projection.sqlite import SqliteIndex, open_index
+
+
+def run_id(number: int) -> str:
+    return f"run_0_{number:026d}"
+
+
+def created(goal: str = "Mend the shop", tenant: str = "local") -> e.RunCreated:
+    return e.RunCreated(
+        tenant=tenant,
+        task_id="task_0_00000000000000000000000000",
+        task=TaskSpec(goal=goal, metadata={"team": "a"}),
+        limits=Limits(),
+        workspace="shop",
+        body_hash="h",
+    )
+
+
+class Writer:
+    """Makes the records of runs as the log would, one stream for all."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.states: dict[str, RunState] = {}
+
+    def append(self, run: str, *bodies: e.LogEvent, at: str = "2026-01-01T00:00:00.000Z") -> None:
+        state = self.states.get(run)
+        before = state.sequence if state else 0
+        batch = [Event(before + 1 + n, run, at, body) for n, body in enumerate(bodies)]
+        after = fold(state, batch)
+        assert after is not None
+        self.states[run] = after
+        position = len(self.records) + 1
+        header = RecordHeader(
+            position,
+            0,
+            f"m{position}",
+            record_class(bodies),
+            after.epoch,
+            "b",
+            before + 1,
+            len(batch),
+            after.status,
+        )
+        self.records.append(Record(header, after.tenant, run, encode_record(batch)))
+
+
+@pytest.fixture
+async def index(tmp_path: Path) -> AsyncIterator[SqliteIndex]:
+    async with open_index(tmp_path / "index.sqlite") as opened:
+        yield opened
+
+
+def lived() -> Writer:
+    """A run that was answered a question and completed, one that failed, one that was cancelled."""
+    writer = Writer()
+    first, second, third = run_id(1), run_id(2), run_id(3)
+    claim = e.RunClaimed(owner="executor-1", boot="b", epoch=1, attempt=1)
+    writer.append(first, created(), e.RunStartRequested(by="local"))
+    writer.append(first, claim, at="2026-01-01T00:00:01.000Z")
+    writer.append(
+        first,
+        e.RunReleased(reason="suspended", waiting_for="input"),
+        e.InputRequested(question_id="q1", kind="question", question="Which one?", call_id="call_1_0"),
+    )
+    writer.append(second, created("Straße bauen"), at="2026-01-01T00:00:02.000Z")
+    failed = e.RunFailed(error=RunError(error_code="TIMEOUT", message="too slow"), usage=Usage(requests=2))
+    writer.append(second, failed, at="2026-01-01T00:00:03.000Z")
+    writer.append(third, created(), at="2026-01-01T00:00:02.000Z")
+    writer.append(third, e.RunCancelRequested(by="local"), e.RunCancelled(by="local", usage=Usage()))
+    return writer
+
+
+def answered(writer: Writer) -> None:
+    first = run_id(1)
+    writer.append(first, e.InputReceived(question_id="q1", kind="question", answer="a", by="local"))
+    writer.append(first, e.RunClaimed(owner="executor-2", boot="c", epoch=2, attempt=2))
+    verification = Verification(status=Verdict.PASSED, round=1)
+    usage = Usage(requests=3, input_tokens=10, output_tokens=5, cost_usd=None)
+    writer.append(
+        first,
+        e.RunCompleted(answer="Done.", verification=verification, usage=usage),
+        at="2026-01-01T00:01:00.000Z",
+    )
+
+
+async def test_rows_say_what_became_of_each_run(index: SqliteIndex) -> None:
+    writer = lived()
+    await index.apply(0, writer.records)
+    rows = {row.run_id: row for row in await index.runs(RunQuery(tenant="local"))}
+    assert (rows[run_id(1)].status, rows[run_id(1)].pending_question) == ("WAITING_FOR_INPUT", "Which one?")
+    assert (rows[run_id(2)].status, rows[run_id(2)].error_code, rows[run_id(2)].requests) == (
+        "FAILED",
+        "TIMEOUT",
+        2,
+    )
+    assert rows[run_id(3)].status == "CANCELLED"
+    answered(writer)
+    await index.apply(0, writer.records[-3:])
+    (row,) = await index.runs(RunQuery(tenant="local", statuses=("COMPLETED",)))
+    assert (row.run_id, row.attempt, row.verdict, row.answer) == (run_id(1), 2, "PASSED", "Done.")
+    assert (row.started_at, row.finished_at) == ("2026-01-01T00:00:01.000Z", "2026-01-01T00:01:00.000Z")
+    assert (row.pending_question, row.cost_usd, row.input_tokens) == (None, None, 10)
+    assert row.last_sequence == writer.states[run_id(1)].sequence
+
+
+async def test_applying_records_again_changes_nothing(index: SqliteIndex) -> None:
+    writer = lived()
+    answered(writer)
+    await index.apply(0, writer.records)
+    once = await index.runs(RunQuery(tenant="local"))
+    await index.apply(0, writer.records)
+    await index.apply(0, writer.records[:3])
+    assert await index.runs(RunQuery(tenant="local")) == once
+    assert (await index.positions())[0].stream_sequence == len(writer.records)
+
+
+async def test_pages_neither_skip_nor_repeat_while_runs_are_made(index: SqliteIndex) -> None:
+    writer = Writer()
+    for number in range(10):
+        # Pairs share their millisecond, so the place of a cursor needs the id too.
+        writer.append(run_id(number), created(), at=f"2026-01-01T00:00:0{number // 2}.000Z")
+    await index.apply(0, writer.records)
+    seen: list[str] = []
+    query = RunQuery(tenant="local", limit=3)
+    for page in range(4):
+        rows = await index.runs(query)
+        seen += [row.run_id for row in rows]
+        query = query._replace(before=rows[-1].cursor)
+        writer.append(run_id(100 + page), created(), at="2026-01-01T00:01:00.000Z")
+        await index.apply(0, writer.records[-1:])
+    assert seen == [run_id(number) for number in reversed(range(10))]
+
+
+async def test_a_list_holds_only_the_tenant_s_own_runs_and_what_was_searched(index: SqliteIndex) -> None:
+    writer = lived()
+    writer.append(run_id(9), created(tenant="other"))
+    await index.apply(0, writer.records)
+    assert [row.run_id for row in await index.runs(RunQuery(tenant="other"))] == [run_id(9)]
+    assert [row.run_id for row in await index.runs(RunQuery(tenant="local", text="STRASSE"))] == [run_id(2)]
+    assert await index.runs(RunQuery(tenant="local", text="100%_")) == []
+
+
+async def test_a_deleted_run_leaves_the_list(index: SqliteIndex) -> None:
+    writer = lived()
+    writer.append(run_id(2), e.RunDeleted(body_hash="h", by="local"))
+    await index.apply(0, writer.records)
+    assert {row.run_id for row in await index.runs(RunQuery(tenant="local"))} == {run_id(1), run_id(3)}
+
+
+async def test_an_event_of_a_newer_version_passes_through(index: SqliteIndex) -> None:
+    writer = lived()
+    last = writer.records[2]
+    strange = last.body.replace(b'"input.requested"', b'"input.considered"')
+    header = last.header._replace(stream_sequence=99, first=9, event_count=2, state="PAUSED")
+    await index.apply(0, [*writer.records, last._replace(header=header, body=strange)])
+    (row,) = await index.runs(RunQuery(tenant="local", statuses=("PAUSED",)))
+    assert row.run_id == run_id(1)
+
+
+async def test_a_file_goes_on_where_it_stopped_and_another_process_keeps_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    writer = lived()
+    async with open_index(path) as first:
+        await first.apply(0, writer.records)
+        async with open_index(path) as second:
+            assert await second.positions() == {}
+        assert len(list(tmp_path.glob("*.sqlite"))) == 1
+    async with open_index(path) as again:
+        assert len(await again.runs(RunQuery(tenant="local"))) == 3
+
+
+async def test_a_record_that_cannot_be_read_is_passed_over(index: SqliteIndex) -> None:
+    writer = lived()
+    writer.records[1] = writer.records[1]._replace(body=b"garbage")
+    await index.apply(0, writer.records)
+    rows = {row.run_id: row for row in await index.runs(RunQuery(tenant="local"))}
+    assert (rows[run_id(1)].status, rows[run_id(1)].attempt) == ("WAITING_FOR_INPUT", 0)
+    assert len(rows) == 3

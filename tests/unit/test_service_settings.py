@@ -1,0 +1,109 @@
+"""What a service refuses before it touches anything, what it warns of, and that the documentation knows every setting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import AliasChoices, BaseModel
+
+from libs.chassis.addresses import without_secrets
+from libs.chassis.reserved import Reserved
+from libs.chassis.settings import KNOWN_NAMES, ServiceSettings, read_dotenv
+from libs.contracts.errors import ConfigurationError
+from services.executor.settings import ExecutorSettings
+from services.gateway.settings import GatewaySettings
+from services.scheduler.settings import SchedulerSettings
+from services.toolhost.settings import ToolhostSettings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "kind,name,value",
+    [
+        (ServiceSettings, "NATS_URL", "nonsense"),
+        (ServiceSettings, "NATS_URL", "http://127.0.0.1:4222"),
+        (ServiceSettings, "NATS_URL", "nats://127.0.0.1:x"),
+        (ServiceSettings, "NATS_URL", "nats://a:4222,"),
+        (ServiceSettings, "NATS_MONITOR_URL", "127.0.0.1:8222"),
+        (ServiceSettings, "PERDURE_RETENTION_DAYS", "x"),
+        (ServiceSettings, "ENABLE_PROGRAM_TOOL", "maybe"),
+        (ServiceSettings, "TENANT_REQUESTS_PER_MINUTE", "-5"),
+        (ServiceSettings, "DATABASE_URL", "mysql://somewhere/x"),
+        (ServiceSettings, "DATABASE_URL", "postgres"),
+        (ExecutorSettings, "OPENAI_BASE_URL", "api.example.com"),
+        (ToolhostSettings, "RUN_TESTS_COMMAND", "[]"),
+        (ToolhostSettings, "RUN_TESTS_COMMAND", '[" "]'),
+        (SchedulerSettings, "PERDURE_LIMITS", '{"max_iterations": -1}'),
+        (SchedulerSettings, "PERDURE_LIMITS", '{"max_iteration": 5}'),
+        (SchedulerSettings, "PERDURE_LIMITS", '{"timeout_s": 0}'),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_by_name(
+    kind: type[ServiceSettings], name: str, value: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        kind.load("any", {name: value})
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://a", "tls://user:secret@a.example:4222", "localhost:4222", "nats://a:1, nats://b:2"]
+)
+def test_every_usual_way_to_write_the_address_of_a_server_is_taken(url: str) -> None:
+    assert ServiceSettings.load("any", {"NATS_URL": url}).nats_url == url
+
+
+def test_an_address_is_shown_without_its_secret() -> None:
+    assert without_secrets("nats://me:secret@a:1, me:secret@b:2,c:3") == "nats://a:1,b:2,c:3"
+
+
+def test_what_has_no_effect_yet_is_told_by_one_service() -> None:
+    values = {
+        "TENANT_REQUESTS_PER_MINUTE": "60",
+        "DATABASE_URL": "postgresql://db/perdure",
+        "SANDBOX_IMAGE": "",
+    }
+    assert set(GatewaySettings.load("gateway", values).without_effect) == {
+        "TENANT_REQUESTS_PER_MINUTE",
+        "DATABASE_URL",
+    }
+    assert ToolhostSettings.load("toolhost", values).without_effect == ()
+
+
+def test_several_variables_on_one_line_of_dotenv_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    for line in (
+        "export A_KEY=secret B_URL=https://b",
+        "A_KEY='secret' B_URL='b'",
+        "A_KEY=secret, too B_URL=b",
+    ):
+        path.write_text(f"{line}\n")
+        with pytest.raises(ConfigurationError, match=r"line 1 names several variables") as caught:
+            read_dotenv(path)
+        assert "secret" not in caught.value.message
+    path.write_text("export A_KEY='one B_URL=two'\nB_URL=https://b?X=1\n")
+    assert read_dotenv(path) == {"A_KEY": "one B_URL=two", "B_URL": "https://b?X=1"}
+
+
+def test_every_setting_is_documented() -> None:
+    told = set(
+        re.findall(r"`([A-Z][A-Z0-9_]+)`", (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8"))
+    )
+    kinds = (GatewaySettings, SchedulerSettings, ExecutorSettings, ToolhostSettings, Reserved)
+    names = {name for kind in kinds for name in aliases(kind)} | KNOWN_NAMES
+    # What every system sets is not a setting of ours.
+    assert names - told - {"PATH", "TZ"} == set()
+
+
+def aliases(kind: type[BaseModel]) -> Iterator[str]:
+    for field in kind.model_fields.values():
+        match field.validation_alias:
+            case str(name):
+                yield name
+            case AliasChoices(choices=choices):
+                yield from (str(choice) for choice in choices)
+            case _:
+                continue

@@ -1,0 +1,300 @@
+"""Commands: an honest end, bounded output, a chosen environment, and no survivors."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.chassis.clock import SystemClock
+from services.toolhost.errors import CommandNotStarted
+from services.toolhost.output import OutputRing, clip
+from services.toolhost.processes import Command, Processes, ProcessOutcome, kill_group, kill_marked, marked
+from tests.unit.toolhost_workspace import PATIENCE_S, asleep, eventually, processes
+
+
+def shell(folder: Path, script: str, **changes: object) -> Command:
+    fields: dict[str, object] = {
+        "argv": ["sh", "-c", script],
+        "directory": folder,
+        "call_id": f"call-{folder.name}",
+        "timeout_s": PATIENCE_S,
+        "output_bytes_max": 10_000,
+    }
+    return Command(**(fields | changes))  # pyright: ignore[reportArgumentType] - the names are checked at run time.
+
+
+async def run(folder: Path, script: str, **changes: object) -> ProcessOutcome:
+    return await processes().run(shell(folder, script, **changes))
+
+
+def zombies() -> list[str]:
+    """The zombies among the children of this process."""
+    found = subprocess.run(
+        ["ps", "-o", "stat=,pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
+    )
+    return [line for line in found.stdout.splitlines() if line.strip().startswith("Z")]
+
+
+@pytest.mark.parametrize("code", [0, 1, 125, 137, 143])
+async def test_an_exit_code_is_the_programs_own(tmp_path: Path, code: int) -> None:
+    outcome = await run(tmp_path, f"echo out; echo err >&2; exit {code}")
+    assert (outcome.exit_code, outcome.signal, outcome.timed_out, outcome.cancelled) == (
+        code,
+        None,
+        False,
+        False,
+    )
+    assert outcome.output == "out\nerr\n"
+    assert (outcome.output_bytes, outcome.dropped_bytes, outcome.leftovers) == (8, 0, 0)
+
+
+async def test_a_signal_of_somebody_else_is_not_called_a_timeout(tmp_path: Path) -> None:
+    outcome = await run(tmp_path, "kill -9 $$")
+    assert (outcome.exit_code, outcome.signal, outcome.timed_out) == (None, signal.SIGKILL, False)
+
+
+async def test_a_timeout_ends_the_command_and_is_called_one(tmp_path: Path) -> None:
+    outcome = await run(tmp_path, "exec sleep 1000", timeout_s=0.2)
+    assert (outcome.timed_out, outcome.cancelled, outcome.exit_code, outcome.signal) == (
+        True,
+        False,
+        None,
+        signal.SIGTERM,
+    )
+
+
+async def test_the_polite_signal_lets_traps_run(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    command = shell(tmp_path, "trap 'rm lock; exit 3' TERM; touch lock; sleep 1000", grace_s=PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(processes().run(command, stop=stop))
+        await eventually(lambda: asleep(command.call_id) == 1)
+        stop.set()
+    assert (running.result().cancelled, running.result().exit_code) == (True, 3)
+    assert os.listdir(tmp_path) == []
+    assert marked(command.call_id) == []
+
+
+async def test_who_ignores_the_polite_signal_is_killed_after_the_grace(tmp_path: Path) -> None:
+    outcome = await run(tmp_path, "trap '' TERM; sleep 1000 & sleep 1000", timeout_s=0.3, grace_s=0.2)
+    assert (outcome.timed_out, outcome.signal) == (True, signal.SIGKILL)
+    assert marked(f"call-{tmp_path.name}") == []
+
+
+async def test_a_background_child_that_keeps_writing_does_not_hold_the_call(tmp_path: Path) -> None:
+    outcome = await run(
+        tmp_path, "(while :; do echo x; sleep .01; done) & sleep .1; echo fg", timeout_s=PATIENCE_S
+    )
+    assert (outcome.exit_code, outcome.timed_out) == (0, False)
+    assert "fg\n" in outcome.output
+    assert outcome.leftovers > 0
+    assert marked(f"call-{tmp_path.name}") == []
+
+
+async def test_a_daemon_in_a_session_of_its_own_and_without_the_marker_dies_too(tmp_path: Path) -> None:
+    script = "(setsid env -i sh -c 'echo $$ > daemon; exec sleep 1000' &) ; while [ ! -s daemon ]; do sleep .01; done"
+    outcome = await run(tmp_path, script)
+    daemon = int((tmp_path / "daemon").read_text())
+    assert outcome.leftovers == 1
+    assert not Path(f"/proc/{daemon}").exists()
+
+
+async def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    call = f"call-{tmp_path.name}"
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(
+            processes().run(shell(tmp_path, "sleep 1000 & setsid sleep 1000 & sleep 1000"), stop=stop)
+        )
+        await eventually(lambda: asleep(call) == 3)
+        stop.set()
+    outcome = running.result()
+    assert (outcome.cancelled, outcome.timed_out) == (True, False)
+    assert marked(call) == []
+
+
+async def test_cancelling_the_task_ends_the_whole_tree(tmp_path: Path) -> None:
+    call = f"call-{tmp_path.name}"
+    running = asyncio.create_task(run(tmp_path, "trap 'touch cleaned; exit' TERM; sleep 1000 & sleep 1000"))
+    await eventually(lambda: asleep(call) == 2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert marked(call) == []
+    assert os.listdir(tmp_path) == ["cleaned"]
+
+
+async def test_nothing_outlives_a_killed_tool_host(tmp_path: Path) -> None:
+    host = """
+import asyncio, os, sys
+from pathlib import Path
+from libs.chassis.clock import SystemClock
+from services.toolhost.processes import Command, Processes
+folder, script = Path(sys.argv[1]), "trap '' TERM; sleep 1000 & setsid sleep 1000 & sleep 1000"
+command = Command(argv=["sh", "-c", script], directory=folder, call_id=sys.argv[2], timeout_s=100, output_bytes_max=10)
+asyncio.run(Processes(clock=SystemClock(), inherited=os.environ, scratch=folder).run(command))
+"""
+    call = f"call-{tmp_path.name}"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", host, tmp_path, call)
+    await eventually(lambda: asleep(call) == 3)
+    process.kill()
+    await process.wait()
+    await eventually(lambda: marked(call) == [])
+
+
+async def test_nothing_outlives_a_killed_launcher_and_its_host_knows(tmp_path: Path) -> None:
+    call = f"call-{tmp_path.name}"
+    running = asyncio.create_task(run(tmp_path, "setsid sleep 1000 & sleep 1000"))
+    await eventually(lambda: asleep(call) == 2)
+    leader = min(marked(call))
+    launcher = int(Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(launcher, signal.SIGKILL)
+    outcome = await running
+    assert (outcome.exit_code, outcome.signal, outcome.timed_out) == (None, None, False)
+    await eventually(lambda: marked(call) == [])
+
+
+async def test_the_process_group_is_told_before_the_command_starts(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    async def note(group: int, start: int) -> None:
+        assert os.listdir(tmp_path) == []
+        told.append((group, start))
+
+    outcome = await processes().run(shell(tmp_path, "touch started; echo $$"), on_started=note)
+    assert outcome.output == f"{told[0][0]}\n"
+    assert not kill_group(*told[0])
+
+
+async def test_a_command_whose_start_cannot_be_recorded_never_starts(tmp_path: Path) -> None:
+    async def fail(group: int, start: int) -> None:
+        raise ConnectionError(f"no journal for {group}, {start}")
+
+    with pytest.raises(ConnectionError):
+        await processes().run(shell(tmp_path, "touch started"), on_started=fail)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_recorded_group_is_killed_only_if_it_is_still_the_same(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+
+    async def note(group: int, start: int) -> None:
+        told.append((group, start))
+
+    running = asyncio.create_task(processes().run(shell(tmp_path, "sleep 1000"), on_started=note))
+    await eventually(lambda: bool(marked(f"call-{tmp_path.name}")))
+    group, start = told[0]
+    assert not kill_group(group, start + 1)
+    assert not kill_group(group, 0)
+    assert kill_group(group, start)
+    assert (await running).signal == signal.SIGKILL
+    assert kill_marked(f"call-{tmp_path.name}") == 0
+
+
+async def test_huge_output_is_bounded_and_counted_exactly(tmp_path: Path) -> None:
+    outcome = await run(tmp_path, "echo begin; yes | head -c 100000000; echo end", output_bytes_max=1000)
+    assert outcome.output_bytes == 100_000_010
+    assert outcome.dropped_bytes == 100_000_010 - 1000
+    assert outcome.output.startswith("begin\ny\n")
+    assert outcome.output.endswith("\ny\nend\n")
+    assert f"[{outcome.dropped_bytes} bytes left out]" in outcome.output
+    assert len(outcome.output) < 1100
+
+
+async def test_output_that_is_not_text_does_not_hurt(tmp_path: Path) -> None:
+    outcome = await run(tmp_path, "printf '\\377\\376a\\000b'")
+    assert outcome.output == "\ufffd\ufffda\0b"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'read x; echo "got $? [$x]"',
+        "cat",
+        "python3 -i -c '' 2>&1 | tail -1",
+        "git init -q . && git -c user.name=a -c user.email=b commit -q --allow-empty -m m && git log && git commit --amend",
+        "git clone -q https://127.0.0.1:1/x.git",
+        "cat /dev/tty",
+    ],
+)
+async def test_an_interactive_program_never_waits_for_a_person(tmp_path: Path, script: str) -> None:
+    assert not (await run(tmp_path, script)).timed_out
+
+
+async def test_a_broken_pipe_ends_its_writer_silently(tmp_path: Path) -> None:
+    assert (await run(tmp_path, "yes | head -1")).output == "y\n"
+
+
+async def test_a_command_inherits_only_what_is_on_the_list(tmp_path: Path) -> None:
+    inherited = {
+        "PATH": os.environ["PATH"],
+        "OPENAI_API_KEY": "sk-secret",
+        "NATS_URL": "nats://u:p@h",
+        "LD_PRELOAD": "/x.so",
+    }
+    hosts = Processes(clock=SystemClock(), inherited=inherited)
+    outcome = await hosts.run(shell(tmp_path, "env; ls -d $HOME", environment={"EXTRA": "1"}))
+    seen = dict(line.split("=", 1) for line in outcome.output.splitlines() if "=" in line)
+    assert "secret" not in outcome.output
+    assert seen["EXTRA"] == "1"
+    assert seen["PAGER"] == seen["GIT_PAGER"] == "cat"
+    assert seen["GIT_TERMINAL_PROMPT"] == "0"
+    assert not {"NATS_URL", "LD_PRELOAD", "OPENAI_API_KEY"} & seen.keys()
+    assert not Path(seen["HOME"]).exists()
+
+
+async def test_what_the_system_cannot_pass_is_an_answer_not_a_crash(tmp_path: Path) -> None:
+    with pytest.raises(CommandNotStarted, match="BIG is longer"):
+        await run(tmp_path, "true", environment={"BIG": "x" * 3_000_000})
+    with pytest.raises(CommandNotStarted, match="argument 2 is longer"):
+        await run(tmp_path, "x" * 200_000)
+    with pytest.raises(CommandNotStarted, match="longer than the system"):
+        await run(tmp_path, "true", environment={f"V{index}": "x" * 100_000 for index in range(30)})
+    with pytest.raises(CommandNotStarted, match="NUL"):
+        await run(tmp_path, "a\0b")
+    with pytest.raises(CommandNotStarted, match="empty"):
+        await run(tmp_path, "", argv=[])
+    big = {f"V{index}": "x" * 100_000 for index in range(15)}
+    assert (await run(tmp_path, "echo ${#V14}", environment=big)).output == "100000\n"
+
+
+@pytest.mark.parametrize(
+    "argv,reason", [(["no-such-program"], "no such"), (["/etc/passwd"], "denied"), (["/"], "denied")]
+)
+async def test_a_program_that_cannot_run_is_named(tmp_path: Path, argv: list[str], reason: str) -> None:
+    with pytest.raises(CommandNotStarted, match=reason):
+        await run(tmp_path, "", argv=argv, environment={"PATH": "/usr/bin:/bin"})
+    with pytest.raises(CommandNotStarted, match="no such"):
+        await run(tmp_path, "", argv=["true"], directory=tmp_path / "none")
+
+
+async def test_a_hundred_short_commands_leave_no_zombie_and_no_descriptor(tmp_path: Path) -> None:
+    hosts = processes()
+    await hosts.run(shell(tmp_path, "true"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        await asyncio.gather(*(hosts.run(shell(tmp_path, "(true &); (sleep .01 &)")) for _ in range(10)))
+    assert zombies() == []
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert marked(f"call-{tmp_path.name}") == []
+
+
+def test_a_ring_keeps_both_ends_however_the_blocks_fall() -> None:
+    data = bytes(range(97, 123)) * 100
+    for size in (1, 7, 64, 5000):
+        ring = OutputRing(50)
+        for start in range(0, len(data), size):
+            ring.add(data[start : start + size])
+        assert ring.text() == f"{data[:20].decode()}\n… [2550 bytes left out] …\n{data[-30:].decode()}"
+    ring = OutputRing(2600)
+    ring.add(data)
+    assert (ring.text(), ring.dropped_bytes) == (data.decode(), 0)
+
+
+def test_a_clip_counts_what_it_leaves_out() -> None:
+    assert clip("🎉" * 10, 10) == "🎉" * 10
+    assert clip("ab🎉" * 10, 10) == "ab🎉a\n… [20 characters left out] …\nab🎉ab🎉"

@@ -1,0 +1,57 @@
+"""A workspace for tests: a real folder with a guard, a hidden repository, and a context for calls."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from libs.chassis.clock import SystemClock
+from services.toolhost.guard import WorkspaceGuard
+from services.toolhost.processes import Processes, marked
+from services.toolhost.repository import HiddenRepository
+from services.toolhost.sandbox.none import NoSandbox
+from services.toolhost.tools import Outcome, ToolContext
+from services.toolhost.tools.catalog import TOOLS, perform
+
+# Generous, because the machine may be busy; nothing waits this long when all is well.
+PATIENCE_S = 20.0
+
+
+def processes() -> Processes:
+    return Processes(clock=SystemClock(), inherited=os.environ)
+
+
+def context(folder: Path, **changes: object) -> ToolContext:
+    """A context over `folder/work`, which is made; keyword arguments replace its fields."""
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    fields: dict[str, object] = {
+        "call_id": "call_1",
+        "guard": WorkspaceGuard(work),
+        "repository": HiddenRepository(git_dir=folder / ".perdure-git" / "work.git", worktree=work),
+        "processes": processes(),
+        "sandbox": NoSandbox(),
+        "timeout_s": PATIENCE_S,
+    }
+    return ToolContext(**(fields | changes))  # pyright: ignore[reportArgumentType] - the names are checked at run time.
+
+
+async def call(tools: ToolContext, name: str, /, **arguments: object) -> Outcome:
+    return await perform(TOOLS[name], tools, arguments)
+
+
+def asleep(call_id: str) -> int:
+    """How many processes of the call are `sleep` by now: then the shell around them has nothing left to start."""
+    count = 0
+    for pid in marked(call_id):
+        with suppress(OSError):
+            count += Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    return count
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Returns once it holds; fails the test when it does not come true."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
