@@ -120,6 +120,12 @@ class Session:
 
     async def _claim(self) -> None:
         """Append the claim together with what follows from it. Raises `AppendConflict` when somebody was faster."""
+        former = self._folded.state
+        if former.cancel_requested_by is not None and (
+            former.calls or former.verification_pending is not None
+        ):
+            # What a former owner set going must not outlive the run's end, which is recorded with the claim.
+            await self._activities.kill(self._foreseen())
         settled = self._settle()
         bodies = self._pending + settled.events
         self._folded = await self._parts.runs.commit(self._folded, bodies)

@@ -22,7 +22,7 @@ from libs.contracts.values import Usage
 from tests.sim.host import TOOLS
 from tests.sim.loop import SimTask
 from tests.sim.scenarios import Scenario, Story
-from tests.sim.world import World
+from tests.sim.world import KILLED_S, World
 
 # What only an owner says. Others append commands.
 _OWNERS = (
@@ -38,8 +38,6 @@ _OWNERS = (
     e.RunReleased,
     e.RunCompleted,
 )
-# A host that could not be told of the end looks for it every 5 s, and kills within 3 s.
-KILLED_S = 10.0
 _COUNTED = frozenset(spec.name for spec in TOOLS if spec.semantics == "NON_IDEMPOTENT")
 
 
@@ -187,9 +185,9 @@ def _children(state: RunState) -> Iterator[str]:
 
 def _late(world: World, state: RunState) -> Iterator[str]:
     """Nothing is done for a run that has ended; a host that was frozen cannot know."""
-    if world.frozen or state.finished_at is None:
+    ended_s = world.ends.get(state.run_id)
+    if world.frozen or ended_s is None:
         return
-    ended_s = world.seconds_at(parse_rfc3339(state.finished_at))
     for effect in world.effects:
         if effect.run_id == state.run_id and effect.at_s > ended_s + KILLED_S:
             yield f"{effect} was done {effect.at_s - ended_s:.1f} s after the end of its run"

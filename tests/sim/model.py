@@ -17,7 +17,7 @@ from libs.contracts.clock import rfc3339
 from libs.contracts.ids import call_id
 from libs.contracts.run import RunState
 from libs.contracts.tools import ToolSpec
-from libs.contracts.transcript import AssistantItem
+from libs.contracts.transcript import AssistantItem, ToolItem
 from libs.contracts.values import ModelToolCall, Usage
 from services.executor.egress.context import Fits, Window
 from services.executor.endpoint.talk import Tell
@@ -37,6 +37,8 @@ class Fault(NamedTuple):
     retry_s: float
 
 
+# How a host says that it ended a call.
+CANCELLED = "CANCELLED"
 Turn = str | Fault | tuple[Ask, ...]
 USAGE = Usage(requests=1, input_tokens=10, output_tokens=5, cost_usd=0.001)
 
@@ -79,7 +81,16 @@ class ScriptedTalk:
         return [_completed(state, turn)]
 
     def _turn(self, state: RunState) -> Turn:
-        place = sum(isinstance(item, AssistantItem) for item in state.transcript)
+        # What a host ended before it was done is asked for once more.
+        ended = {
+            item.call_id
+            for item in state.transcript
+            if isinstance(item, ToolItem) and CANCELLED in item.output
+        }
+        place = sum(
+            isinstance(item, AssistantItem) and not any(call.call_id in ended for call in item.calls)
+            for item in state.transcript
+        )
         for index, turn in enumerate(self._turns[: place + 1]):
             if isinstance(turn, Fault):
                 if index == place and state.model_failures == 0:

@@ -76,7 +76,7 @@ def _run(
     if sabotage is not None:
         sabotage(world)
     start_all(world, scenario.turns, sizes)
-    ends = _Ends()
+    ends = _Ends(world)
     world.server.logs.observers.append(ends.see)
     Takeovers(world)
     for story in scenario.stories:
@@ -117,7 +117,8 @@ def _run(
 class _Ends:
     """Which runs there are, and which of them have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.open: set[str] = set()
         self.roots = 0
 
@@ -129,6 +130,7 @@ class _Ends:
             self.roots += 1
         if record.header.state in TERMINAL:
             self.open.discard(record.log_id)
+            self._world.ends.setdefault(record.log_id, self._world.loop.time())
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from libs.bus.checkpoints import Checkpoints
@@ -28,6 +27,8 @@ from tests.sim.loop import PROCESS, Process, SimLoop, SimTask
 
 # From a process's end to the next one of its name.
 RESTART_S = (0.2, 2.0)
+# A host that could not be told of a run's end looks for it every 5 s, and kills within 3 s.
+KILLED_S = 10.0
 # Tools that somebody has to approve.
 APPROVED = frozenset({"launch"})
 
@@ -93,6 +94,8 @@ class World:
         self.running: Counter[tuple[str, int, str]] = Counter()
         self.bought: Counter[tuple[str, int]] = Counter()
         self.findings: list[str] = []
+        # When each run ended, in seconds of the loop.
+        self.ends: dict[str, float] = {}
         self.closed = False
         # Whether a process was killed, frozen, cut off or ended: then work may be done again.
         self.disturbed = False
@@ -105,10 +108,6 @@ class World:
         logger = logging.getLogger("perdure")
         logger.handlers, logger.propagate = [self._log], False
         logger.setLevel(logging.INFO if traced else logging.ERROR)
-
-    def seconds_at(self, at: datetime) -> float:
-        """A moment of the processes' clocks as the loop counts time."""
-        return self.loop.time() - (self.clock.now() - at).total_seconds()
 
     def start(self, name: str, main: Main) -> None:
         """Start a service; when it ends, for whatever reason, it is started again."""
@@ -145,8 +144,9 @@ class World:
         self.effects.append(effect)
         intent = self._intent(effect)
         if intent is None:
-            # A host that was frozen in the middle of a call cannot know that its run was deleted meanwhile.
-            if not (self.frozen and self._is_purged(effect.run_id)):
+            # A host in the middle of a call learns of the deletion of its run by its next look at it.
+            late_s = self.loop.time() - self.ends.get(effect.run_id, float("inf"))
+            if not (self.frozen or 0.0 <= late_s <= KILLED_S):
                 self.finding(f"{effect} has no intent in the log")
         elif effect.name in APPROVED and intent.approval_sequence is None:
             self.finding(f"{effect} was approved by nobody")
@@ -162,10 +162,6 @@ class World:
         self.say(f"DIES {'after' if done else 'before'} doing {call.name}")
         self.kill(process)
         return True
-
-    def _is_purged(self, run_id: str) -> bool:
-        firsts = (records[0] for key, records in self.server.logs.records.items() if key.log_id == run_id)
-        return any(record.header.first > 1 for record in firsts)
 
     def _intent(self, effect: Effect) -> ToolRequested | None:
         for key, records in self.server.logs.records.items():
