@@ -270,20 +270,8 @@ class Lease:
             return False
 
     async def _write_death(self, boot: str) -> bool:
-        value = LeaseValue(
-            boot=boot,
-            service="",
-            replica="",
-            host="",
-            pid=0,
-            process_start=0,
-            slots=0,
-            free=0,
-            model_configured=False,
-            dead=True,
-        )
         try:
-            await self._bucket.create(replica_key(boot), _encode(value), ttl_s=DEATH_S)
+            await self._bucket.create(replica_key(boot), death_of(boot), ttl_s=DEATH_S)
         except AppendConflict:
             return await self.is_dead(boot)
         _log.warning("bus.death_written", extra={"fields": {"boot": boot}})
@@ -305,6 +293,23 @@ class Lease:
                 # It renewed or lapsed this moment; the scheduler will look again.
                 continue
             _log.info("bus.predecessor_buried", extra={"fields": {"boot": other.boot}})
+
+
+def death_of(boot: str) -> bytes:
+    """The value of a key that lapsed before its death was written: nothing is known of the process any more."""
+    value = LeaseValue(
+        boot=boot,
+        service="",
+        replica="",
+        host="",
+        pid=0,
+        process_start=0,
+        slots=0,
+        free=0,
+        model_configured=False,
+        dead=True,
+    )
+    return _encode(value)
 
 
 class _Answerer:

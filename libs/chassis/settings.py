@@ -11,7 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 
 from libs.chassis.addresses import Http, HttpList, bus_addresses
 from libs.chassis.reserved import Reserved, without_effect
@@ -105,6 +115,10 @@ class ServiceSettings(BaseModel):
             raise ConfigurationError("bad configuration: " + "; ".join(problems)) from error
 
 
+def _read_limits(value: object) -> Limits:
+    return value if isinstance(value, Limits) else parse_limits(str(value))
+
+
 def parse_limits(text: str) -> Limits:
     """The deployment's limits from `PERDURE_LIMITS` (JSON); they may be above or below the defaults.
 
@@ -116,6 +130,10 @@ def parse_limits(text: str) -> Limits:
         problems = "; ".join(f"{one['field']}: {one['message']}" for one in failed.details or [])
         raise ValueError(f"is not JSON of run limits: {problems or failed.message}") from failed
     return Limits(**given.model_dump(exclude_none=True))
+
+
+# The field of every service that makes runs: the deployment's limits.
+DeploymentLimits = Annotated[InstanceOf[Limits], BeforeValidator(_read_limits), Field(alias="PERDURE_LIMITS")]
 
 
 def _unknown(name: str) -> bool:

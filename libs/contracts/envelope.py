@@ -120,11 +120,16 @@ def encode_event(event: Event) -> WireEvent:
     )
 
 
-def encode_record(batch: Sequence[Event]) -> bytes:
-    """The body of a record. Raises `PerdureError` when it is empty, has too many events or too many bytes."""
+def encode_events(batch: Sequence[Event]) -> list[WireEvent]:
+    """The events of one record. Raises `PerdureError` when there are none or too many."""
     if not 0 < len(batch) <= RECORD_EVENTS_MAX:
         raise PerdureError(f"a record holds 1..{RECORD_EVENTS_MAX} events, not {len(batch)}; split it")
-    body = _encoder.encode(RecordBody(events=[encode_event(event) for event in batch]))
+    return [encode_event(event) for event in batch]
+
+
+def encode_record(batch: Sequence[Event]) -> bytes:
+    """The body of a record. Raises `PerdureError` when it is empty, has too many events or too many bytes."""
+    body = _encoder.encode(RecordBody(events=encode_events(batch)))
     if len(body) > RECORD_BYTES_MAX:
         raise PerdureError(
             f"a record of {len(body)} bytes is over {RECORD_BYTES_MAX}; move its strings to blobs"

@@ -14,11 +14,10 @@ import msgspec
 
 from libs.contracts.envelope import (
     RECORD_BYTES_MAX,
-    RECORD_EVENTS_MAX,
     Event,
     RecordBody,
     WireEvent,
-    encode_event,
+    encode_events,
 )
 from libs.contracts.errors import PerdureError, UnreadableRecord
 
@@ -42,9 +41,7 @@ def move_out(batch: Sequence[Event]) -> Moved:
 
     Raises `PerdureError` when it is empty, has too many events, or is too large without its strings.
     """
-    if not 0 < len(batch) <= RECORD_EVENTS_MAX:
-        raise PerdureError(f"a record holds 1..{RECORD_EVENTS_MAX} events, not {len(batch)}; split it")
-    events = [encode_event(event) for event in batch]
+    events = encode_events(batch)
     body = _encode(RecordBody(events=events))
     if len(body) <= RECORD_BYTES_MAX:
         return Moved(body, {})

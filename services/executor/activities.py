@@ -20,7 +20,16 @@ from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult, ToolSpec
 from libs.contracts.values import RunError
 from libs.policy.decision import Policy
-from services.executor.decision.decide import Activity, Attach, CallModel, CallTool, Env, SpawnChild, Verify
+from services.executor.decision.decide import (
+    Activity,
+    Attach,
+    CallModel,
+    CallTool,
+    Env,
+    SpawnChild,
+    Verify,
+    needs_workspace,
+)
 from services.executor.decision.waits import again
 from services.executor.endpoint.talk import Conversing, Talking, Tell
 from services.executor.tools.calls import CallOutcome, Calls, HostGone
@@ -137,10 +146,6 @@ class Activities:
         """The tools as the decision sees them."""
         return self._specs if self._specs is not None else self._offered(state)
 
-    def _needs_workspace(self, state: RunState, call: CallState) -> bool:
-        spec = self._known(state).get(call.name)
-        return spec is None or spec.needs_workspace
-
     async def _attach(self, state: RunState) -> Observed:
         attached = await self._bench.workspaces.attach(state)
         if isinstance(attached, AttachRefused):
@@ -152,8 +157,8 @@ class Activities:
         return [attached.event] if attached.event is not None else []
 
     async def _call(self, state: RunState, call: CallState, *, fresh: bool) -> Observed:
-        spec = self._known(state).get(call.name)
-        in_workspace = self._needs_workspace(state, call)
+        specs = self._known(state)
+        spec, in_workspace = specs.get(call.name), needs_workspace(call, specs)
         if in_workspace and state.attachment is None:
             # The hosts changed since the decision, which took the call for one without a workspace.
             self._attached = False

@@ -19,10 +19,9 @@ from libs.contracts.run import OWNED, RunState, RunStatus
 from libs.contracts.tasks import Ticket
 from services.executor.activities import Activities, Workbench
 from services.executor.quarantine import Quarantine, keep_dead_letter, poisoned
-from services.executor.session import Session, SessionParts
+from services.executor.session import BUS_AWAY_S, Session, SessionParts
 
-# Between two tries of a session whose bus stays away, and of one that met a defect.
-BUS_AWAY_S = 1.0
+# Before a run whose session met a defect is tried again.
 DEFECT_RETRY_S = 10.0
 # Defects that a run may meet in a row before it is given up: the fault is in the run, not in its owners.
 DEFECTS_MAX = 3

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
+from libs.bus.checkpoints import INDEX_RECORDS
 from libs.bus.ports import Bus, LogKey
 from libs.bus.runs import Folded, Runs
 from libs.chassis.logs import get_logger
@@ -37,7 +38,7 @@ from services.executor.decision.decide import (
 SIBLING_WAIT_S = 1.0
 # A checkpoint after this many records of an owner: reading a run never costs more than twice this many.
 CHECKPOINT_RECORDS = 64
-# Between two looks at a log whose bus is away.
+# Between two looks at a log, and two tries of a session, while the bus is away.
 BUS_AWAY_S = 1.0
 
 _MODEL = "model-"
@@ -210,7 +211,7 @@ class Session:
         del self._pending[:taken]
         self._held_since = None
         self._records += 1
-        if self._records % CHECKPOINT_RECORDS == 0:
+        if self._records % INDEX_RECORDS == 0:
             self._index.append((self._folded.state.sequence - len(bodies) + 1, self._folded.last))
         if self._parts.until_progress and self._folded.state.claims_without_progress == 0:
             self._draining = True

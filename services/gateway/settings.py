@@ -7,18 +7,14 @@ import ipaddress
 from typing import Annotated, Self
 
 import msgspec
-from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from libs.chassis.settings import ServiceSettings, parse_limits
+from libs.chassis.settings import DeploymentLimits, ServiceSettings
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
 
 # A secret shorter than this is guessed in an afternoon.
 SECRET_CHARS_MIN = 16
-
-
-def _limits(value: object) -> Limits:
-    return value if isinstance(value, Limits) else parse_limits(str(value))
 
 
 def _keys(value: object) -> dict[str, tuple[SecretStr, ...]]:
@@ -43,7 +39,7 @@ class GatewaySettings(ServiceSettings):
 
     host: Annotated[str, Field(alias="PERDURE_HOST", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(alias="PERDURE_PORT", ge=0, le=65535)] = 8000
-    limits: Annotated[InstanceOf[Limits], BeforeValidator(_limits), Field(alias="PERDURE_LIMITS")] = Limits()
+    limits: DeploymentLimits = Limits()
     keys: Annotated[
         dict[str, tuple[SecretStr, ...]],
         BeforeValidator(_keys),

@@ -2,21 +2,17 @@
 
 from typing import Annotated, NamedTuple
 
-from pydantic import BeforeValidator, Field, InstanceOf
+from pydantic import Field
 
-from libs.chassis.settings import ServiceSettings, parse_limits
+from libs.chassis.settings import DeploymentLimits, ServiceSettings
 from libs.contracts.tasks import Limits
-
-
-def _limits(value: object) -> Limits:
-    return value if isinstance(value, Limits) else parse_limits(str(value))
 
 
 class SchedulerSettings(ServiceSettings):
     """`tenant_runs_max` caps how many runs of a tenant are executed at once, children aside; others stay queued."""
 
     tenant_runs_max: Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)] = None
-    limits: Annotated[InstanceOf[Limits], BeforeValidator(_limits), Field(alias="PERDURE_LIMITS")] = Limits()
+    limits: DeploymentLimits = Limits()
 
 
 class Timing(NamedTuple):

@@ -12,7 +12,7 @@ import msgspec
 
 from libs.bus.journal import Journal
 from libs.bus.ports import Bus, Liveness
-from libs.chassis.asking import ask_living
+from libs.chassis.asking import ask_living, noticed
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.errors import BusUnavailable, NobodyThere, PerdureError
 from libs.contracts.evidence import (
@@ -30,12 +30,9 @@ from libs.contracts.tools import (
     JournalState,
     Semantics,
     ToolCall,
-    ToolNotice,
     ToolResult,
 )
 
-# A lost notice costs one of these, and so does a host that dies.
-_POLL_S = 1.0
 # Without a key after this long the message is sent again: the queue may have been deleted.
 _RESEND_S = 10.0
 # A host that has not begun by then will not: it would have refused, or it is gone.
@@ -130,13 +127,7 @@ class Subcalls:
                         self._bus.subjects.tool_host(self._host), _encoder.encode(call)
                     )
                     sent_s = now_s
-                try:
-                    async with asyncio.timeout(_POLL_S):
-                        async for message in messages:
-                            if _is_about(message.body, call):
-                                break
-                except TimeoutError:
-                    continue
+                await noticed(messages, call)
 
     def _subcall(
         self, what: str, name: str, question: msgspec.Struct, timeout_s: float, semantics: Semantics
@@ -168,15 +159,5 @@ def _answer(result: ToolResult, into: type[_T]) -> _T:
     return msgspec.convert(result.metadata, into)
 
 
-def _is_about(body: bytes, call: ToolCall) -> bool:
-    try:
-        notice = _notice_decoder.decode(body)
-    except msgspec.MsgspecError:
-        # Deltas of the model travel on the same subject.
-        return False
-    return (notice.call_id, notice.attempt) == (call.call_id, call.attempt)
-
-
 _encoder = msgspec.json.Encoder()
 _result_decoder = msgspec.json.Decoder(ToolResult)
-_notice_decoder = msgspec.json.Decoder(ToolNotice)

@@ -13,7 +13,7 @@ import msgspec
 
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.journal import Journal
-from libs.bus.liveness import LeaseValue
+from libs.bus.liveness import death_of
 from libs.bus.ports import Bus, Draft, LogKey
 from libs.bus.runs import Folded, Runs
 from libs.chassis.clock import SystemClock
@@ -235,19 +235,7 @@ async def host_of(bus: Bus, *, shared: bool, known: frozenset[str] = frozenset()
 
 async def declare_dead(bus: Bus, boot: str) -> None:
     """Write the death, as the scheduler does, over whatever the lease holds."""
-    dead = LeaseValue(
-        boot=boot,
-        service="toolhost",
-        replica="toolhost-9",
-        host="",
-        pid=0,
-        process_start=0,
-        slots=0,
-        free=0,
-        model_configured=False,
-        dead=True,
-    )
-    await bus.bucket("leases").put(replica_key(boot), msgspec.json.encode(dead), ttl_s=60)
+    await bus.bucket("leases").put(replica_key(boot), death_of(boot), ttl_s=60)
 
 
 T = TypeVar("T")

@@ -7,8 +7,7 @@ import json
 import os
 import pty
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import httpx
@@ -22,7 +21,7 @@ from libs.client import PerdureClient
 from libs.contracts import events as e
 from libs.contracts.errors import PerdureError
 from libs.contracts.tools import Semantics
-from tests.service.gateway_served import Owner, Served, created, gateway, http_client
+from tests.service.gateway_served import Owner, Served, created
 
 DEADLINE_S = 30.0
 SLY = "rm -rf /srv/\u202ekcab\u200b\tx"
@@ -33,18 +32,6 @@ class Ended(NamedTuple):
     code: int | None
     output: str
     errors: str
-
-
-@pytest.fixture
-async def served(bus: Bus, tmp_path: Path) -> AsyncIterator[Served]:
-    async with gateway(bus, tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client(served) as made:
-        yield made
 
 
 def environment(served: Served) -> dict[str, str]:

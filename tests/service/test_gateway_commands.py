@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
-import pytest
 
 from libs.bus.ports import Bus
 from libs.contracts import events as e
-from tests.service.gateway_served import DEADLINE_S, Owner, created, gateway, http_client
+from tests.service.gateway_served import DEADLINE_S, Owner, created
 
 NOBODY = "run_0_00000000000000000000000000"
-
-
-@pytest.fixture
-async def client(bus: Bus, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with gateway(bus, tmp_path) as served, http_client(served) as made:
-        yield made
 
 
 async def types(client: httpx.AsyncClient, run_id: str) -> list[str]:

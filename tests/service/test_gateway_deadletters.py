@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from libs.bus.ports import Bus, Delivery
 from libs.contracts.tasks import Ticket
@@ -18,12 +16,6 @@ TENANT, OPERATOR = "alpha-secret-0123456789", "operator-secret-0123456789"
 KEYS = {"RUNTIME_API_KEYS_JSON": json.dumps({"alpha": TENANT})}
 RUN = "run_0_00000000000000000000000000"
 REASON = "its own process died by SIGKILL after 2 owners were lost"
-
-
-@pytest.fixture
-async def client(bus: Bus, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with gateway(bus, tmp_path) as served, http_client(served) as made:
-        yield made
 
 
 async def keep(bus: Bus, kind: str, body: bytes, number: int, *, origin: str | None = None) -> None:

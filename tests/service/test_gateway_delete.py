@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from libs.bus.ports import Bus, LogKey
 from libs.chassis.clock import SystemClock
@@ -22,19 +20,12 @@ from tests.service.gateway_served import (
     Owner,
     Served,
     created,
-    gateway,
     http_client,
     registered,
     runs_of,
 )
 
 KEY = {"Idempotency-Key": "order 66"}
-
-
-@pytest.fixture
-async def client(bus: Bus, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with gateway(bus, tmp_path) as served, http_client(served) as made:
-        yield made
 
 
 async def gone(client: httpx.AsyncClient, run_id: str) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import msgspec
-import pytest
 
 from deploy.dev.nats_server import NatsServer
 from libs.bus.jetstream import JetStream
@@ -27,12 +26,6 @@ from tests.service.gateway_served import (
     http_client,
     sequences,
 )
-
-
-@pytest.fixture
-async def client(bus: Bus, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with gateway(bus, tmp_path) as served, http_client(served) as made:
-        yield made
 
 
 class Later:

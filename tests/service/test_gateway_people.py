@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from deploy.dev.nats_server import NatsServer
 from libs.bus.connection import connect
@@ -23,12 +21,6 @@ from tests.service.gateway_served import DEADLINE_S, Owner, created, gateway, ht
 # Right-to-left override, zero-width space, a tab, a no-break space: each shows as something else, or as nothing.
 SLY = "rm -rf /srv/\u202ekcab\u200b\tx\u00a0y"
 HASH = "4" * 64
-
-
-@pytest.fixture
-async def client(bus: Bus, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with gateway(bus, tmp_path) as served, http_client(served) as made:
-        yield made
 
 
 async def types(client: httpx.AsyncClient, run_id: str) -> list[str]:

@@ -9,28 +9,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from libs.bus.ports import Bus
 from libs.contracts.http import BODY_BYTES_MAX
 from libs.contracts.views import HealthView
 from services.gateway import openapi
 from services.gateway.operations import OPERATIONS
-from tests.service.gateway_served import Owner, Served, created, gateway, http_client, registered
+from tests.service.gateway_served import Owner, created, gateway, http_client, registered
 
 SECRET, OTHER = "alpha-secret-0123456789", "beta-secret-0123456789"
-
-
-@pytest.fixture
-async def served(bus: Bus, tmp_path: Path) -> AsyncIterator[Served]:
-    async with gateway(bus, tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client(served) as made:
-        yield made
 
 
 def enveloped(response: httpx.Response, status: int, code: str) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.ports import Bus, LogKey
@@ -26,18 +24,6 @@ from tests.service.gateway_served import (
 )
 
 CLIENTS = 200
-
-
-@pytest.fixture
-async def served(bus: Bus, tmp_path: Path) -> AsyncIterator[Served]:
-    async with gateway(bus, tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client(served) as made:
-        yield made
 
 
 async def read(client: httpx.AsyncClient, run_id: str, query: str = "", **headers: str) -> list[Frame]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
 import httpx
-import pytest
 
 from deploy.dev.nats_server import NatsServer
 from libs.bus.connection import connect
@@ -28,12 +26,6 @@ from tests.service.gateway_served import (
     registered,
     runs_of,
 )
-
-
-@pytest.fixture
-async def client(bus: Bus, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with gateway(bus, tmp_path) as served, http_client(served) as made:
-        yield made
 
 
 async def test_a_task_is_created_pending_and_shown_with_every_field(client: httpx.AsyncClient) -> None:

@@ -107,14 +107,16 @@ class Talk:
         """Ask the model; what came of it, as events. `tell` hears meanwhile of attempts that are made again."""
         # What was said after the request was recorded is not in it, also when the request is made again.
         asked = msgspec.structs.replace(state, inbox=())
+        expected = self._model.profile(state.task.model)
+        outbound = self._history.outbound(asked, expected)
 
         def render(profile: Profile) -> list[bytes]:
-            return self._history.outbound(asked, profile).fragments
+            # Made anew only for a model, or after a lesson, that wants it otherwise.
+            return (outbound if profile == expected else self._history.outbound(asked, profile)).fragments
 
         def retried(attempt: int, error_code: str, message: str, pause_s: float) -> None:
             tell(self._retried(state, attempt, error_code, message, pause_s))
 
-        outbound = self._history.outbound(asked, self._model.profile(state.task.model))
         request = ModelRequest(
             iteration=state.iteration,
             render=render,

@@ -4,17 +4,14 @@ Invariant: a call is sent only after its intent is in the log; whatever happens 
 comes from the journal by the table in `recovery.py`, never from a guess.
 """
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import NamedTuple
 
 import msgspec
 
 from libs.bus.journal import Journal
-from libs.bus.ports import Bus, Liveness, Message
-from libs.chassis.asking import ask_living
+from libs.bus.ports import Bus, Liveness
+from libs.chassis.asking import POLL_S, ask_living, noticed
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.errors import BusUnavailable, NobodyThere
@@ -24,7 +21,6 @@ from libs.contracts.tools import (
     JournalEntry,
     Refusal,
     ToolCall,
-    ToolNotice,
     ToolResult,
 )
 from services.executor.tools.hosts import Hosts
@@ -48,8 +44,6 @@ SILENCES_MAX = 3
 RESEND_MAX_S = 120.0
 # A refusal in the journal says that nothing was started; the next attempt waits a little, so that it is no busy loop.
 REFUSED_PAUSE_S = 0.5
-# A lost notice costs one of these, and so does a host that died between two looks.
-POLL_S = 1.0
 # How long a host may take to confirm that what ran for a run is dead; the host kills within a grace of 1 s.
 CANCEL_S = 1.8
 # A READ_ONLY call is answered this long after its own timeout at the latest, or the host is asked for its health.
@@ -74,7 +68,6 @@ class Calls:
         self._log = get_logger("calls")
         self._encoder = msgspec.json.Encoder()
         self._results = msgspec.json.Decoder(ToolResult)
-        self._notices = msgspec.json.Decoder(ToolNotice)
 
     async def ask(self, call: ToolCall, boot: str) -> CallOutcome:
         """A READ_ONLY call to one host, by request and reply; safe to repeat on another one."""
@@ -138,7 +131,7 @@ class Calls:
                             sent_at = now
                     case Wait():
                         pass
-                await self._noticed(messages, call)
+                await noticed(messages, call)
                 entry = await self._entry(call)
 
     async def kill(self, run_id: str, epoch: int, boot: str, call_id: str | None = None) -> None:
@@ -188,18 +181,6 @@ class Calls:
     async def _entry(self, call: ToolCall) -> JournalEntry | None:
         found = await self._journal.read(call.run_id, call.call_id, call.attempt)
         return found.entry if found is not None else None
-
-    async def _noticed(self, messages: AsyncIterator[Message], call: ToolCall) -> None:
-        """Wait for news of the call, at most `POLL_S`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
-                async for message in messages:
-                    try:
-                        notice = self._notices.decode(message.body)
-                    except msgspec.MsgspecError:
-                        continue  # A delta, or a notice of a later version.
-                    if notice.call_id == call.call_id and notice.attempt == call.attempt:
-                        return
 
 
 # Refusals that say nothing about the call itself: the workspace has to be attached again first.
