@@ -76,7 +76,7 @@ class Scheduler:
                 self._takeover.find_hosts,
                 self._deadlines.compare,
                 remains.finish_deletions,
-                remains.clear_journals,
+                remains.clear,
             ],
         )
         self.leadership = Leadership(

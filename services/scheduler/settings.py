@@ -23,7 +23,8 @@ class Timing(NamedTuple):
     give it to another executor.
     `resend_s`: a ticket that is not claimed by then is taken for lost. `sweep_s`: how often lost things are looked for.
     `lead_s`: the lease of the leader, renewed three times in that time.
-    `journal_kept_s`: how long after its end a run's journal is kept; `journals_s`: how often old ones are looked for.
+    `journal_kept_s`: how long after its end a run's journal is kept; `journals_s`: how often old ones, and what came
+    behind a deletion, are looked for.
     """
 
     tick_s: float = 1.0

@@ -127,6 +127,24 @@ async def test_a_writer_that_thaws_after_the_deletion_brings_nothing_back(place:
         assert await place.runs.find(*run) is None
 
 
+async def test_what_a_frozen_host_and_owner_write_behind_a_deletion_goes(place: Deployment) -> None:
+    """Within the next listing, not a day after the end of the run; also when another scheduler did the deletion."""
+    run, kept = await ended(place), await ended(place)
+    frozen = await place.runs.load(*run)
+    await delete(place, run)
+    async with scheduler(place):
+        await until_true(lambda: is_purged(place, run), "it is purged")
+    await journal(place, run)
+    await place.runs.checkpoint(frozen)
+    async with scheduler(place, timing=QUICK._replace(journals_s=0.1)):
+        await until_true(lambda: is_purged(place, run), "it is purged again")
+        # Nobody works on it any more: what is left behind now is a checkpoint alone.
+        await place.runs.checkpoint(frozen)
+        await until_true(lambda: is_purged(place, run), "its checkpoint is gone")
+    assert len(await journal_of(place, kept)) == 2
+    assert await place.bus.bucket("checkpoints").get(checkpoint_key(kept.log_id)) is not None
+
+
 async def test_the_journals_of_ended_runs_go_and_those_of_live_ones_stay(place: Deployment) -> None:
     timing = QUICK._replace(journal_kept_s=0.0, journals_s=0.1)
     async with executor(place) as peer, scheduler(place, timing=timing):

@@ -92,12 +92,6 @@ class SimNetwork:
         self._isolated: dict[str, float] = {}
         self._unheard = 0
 
-    @property
-    def straggles(self) -> bool:
-        """Whether what was sent may arrive long after its sender stopped to wait for it."""
-        noise = self._plan.noise
-        return noise.unknown > 0 or noise.isolate > 0 or noise.freeze > 0
-
     def fate(self, op: Op) -> Fate:
         self.ops += 1
         chance = self._chance.random

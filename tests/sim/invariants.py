@@ -49,8 +49,7 @@ def broken(world: World, scenario: Scenario, created: dict[int, LogKey]) -> Iter
     """Everything that does not hold."""
     states: dict[str, RunState] = {}
     for key, records in runs_in(world).items():
-        if isinstance(decode_events(records[-1])[-1].body, e.RunDeleted):
-            yield from _remains(world, key, records)
+        if _is_tombstone(records[-1]):
             continue
         reader = _Reader(key)
         try:
@@ -70,6 +69,7 @@ def broken(world: World, scenario: Scenario, created: dict[int, LogKey]) -> Iter
             yield f"story {number} was never accepted"
         elif key.log_id in states:
             yield from _story(states[key.log_id], story)
+    yield from remains(world)
     yield from left_over(world)
 
 
@@ -165,16 +165,21 @@ def _effects(world: World, state: RunState, records: list[Record]) -> Iterator[s
             yield f"{state.run_id}: {name} {call_id} is said to be done and was not"
 
 
-def _remains(world: World, key: LogKey, records: list[Record]) -> Iterator[str]:
+def remains(world: World) -> Iterator[str]:
     """Of a deleted run nothing is left but its tombstone."""
-    if len(records) > 1:
-        yield f"{key.log_id} was deleted, and {len(records)} records are left"
-    if world.network.straggles:
-        return  # A write that was on its way may come back; what it brings is never looked at.
-    for bucket in ("checkpoints", "journal"):
-        left = world.server.buckets[world.server.subjects.stream(bucket)].entries(key.log_id)
-        if left:
-            yield f"{key.log_id} was deleted, and {[entry.key for entry in left]} are left in {bucket}"
+    for key, records in runs_in(world).items():
+        if not _is_tombstone(records[-1]):
+            continue
+        if len(records) > 1:
+            yield f"{key.log_id} was deleted, and {len(records)} records are left"
+        for bucket in ("checkpoints", "journal"):
+            left = world.server.buckets[world.server.subjects.stream(bucket)].entries(key.log_id)
+            if left:
+                yield f"{key.log_id} was deleted, and {[entry.key for entry in left]} are left in {bucket}"
+
+
+def _is_tombstone(record: Record) -> bool:
+    return isinstance(decode_events(record)[-1].body, e.RunDeleted)
 
 
 def _children(state: RunState) -> Iterator[str]:

@@ -17,8 +17,9 @@ from libs.bus.ports import LogKey
 from libs.contracts.envelope import Record
 from libs.contracts.ids import is_id
 from libs.contracts.run import TERMINAL
+from services.scheduler.settings import Timing
 from tests.sim.faults import Plan
-from tests.sim.invariants import Takeovers, broken, left_over
+from tests.sim.invariants import Takeovers, broken, left_over, remains
 from tests.sim.loop import Spinning
 from tests.sim.person import Person
 from tests.sim.scenarios import Scenario
@@ -29,8 +30,10 @@ from tests.sim.world import Machine, World
 BOUND_S = 900.0
 # After the end: what is still on its way may arrive and must change nothing.
 GRACE_S = 3.0
-# A deletion that was interrupted is finished by the next sweep but one.
+# A deletion that was interrupted is finished by the next sweep but one; what a process that was frozen or cut off writes
+# behind it goes with the next listing.
 DELETED_S = 65.0
+LISTED_S = Timing().journals_s + DELETED_S
 # Two calls of the bus that never answer, and some.
 PATIENCE_S = 40.0
 
@@ -104,6 +107,8 @@ def _run(
     virtual_s = world.loop.time() - began_s
     if ended:
         world.loop.run(lambda: False, max(grace_s, DELETED_S) if deleted else grace_s)
+        if next(remains(world), None) is not None:
+            world.loop.run(lambda: next(remains(world), None) is None, LISTED_S)
         if next(left_over(world), None) is not None:
             # Somebody waits for an answer of the bus, whose patience is bounded.
             world.loop.run(lambda: False, PATIENCE_S)

@@ -42,8 +42,8 @@ async def test_a_crash_at_every_step_of_four_scenarios_is_survived() -> None:
     assert "0 with findings" in await simulated("--points", "plain,parallel,reconcile,ask_user", "--quiet")
 
 
-async def test_a_freeze_at_every_step_of_a_run_is_survived() -> None:
-    assert "0 with findings" in await simulated("--freezes", "plain", "--quiet")
+async def test_a_freeze_at_every_step_of_a_run_and_of_its_deletion_is_survived() -> None:
+    assert "0 with findings" in await simulated("--freezes", "plain,delete", "--quiet")
 
 
 async def test_the_same_seed_is_the_same_schedule() -> None:
