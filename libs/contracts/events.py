@@ -188,6 +188,8 @@ class ContextCompacted(EventBody, frozen=True, kw_only=True):
 
 
 class ToolRequested(EventBody, frozen=True, kw_only=True):
+    """The intent of a call. `needs_workspace` says where it goes, whatever the catalog says by the time it is repeated."""
+
     type = "tool.requested"
 
     call_id: str
@@ -198,6 +200,7 @@ class ToolRequested(EventBody, frozen=True, kw_only=True):
     attempt: int = 1
     approval_sequence: int | None = None
     approval_hash: str | None = None
+    needs_workspace: bool = True
 
 
 class ToolCompleted(EventBody, frozen=True, kw_only=True):

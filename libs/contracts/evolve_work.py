@@ -96,6 +96,7 @@ def tool_requested(state: RunState, event: Event) -> RunState:
         attempt=body.attempt,
         approval_sequence=body.approval_sequence,
         approval_hash=body.approval_hash,
+        needs_workspace=body.needs_workspace,
     )
     others = tuple(known for known in state.calls if known.call_id != body.call_id)
     children = state.children

@@ -17,7 +17,7 @@ from libs.contracts.transcript import AssistantItem, Item, UserItem
 from libs.contracts.values import RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-FOLD_VERSION = 1
+FOLD_VERSION = 2
 
 
 class RunStatus(StrEnum):
@@ -120,6 +120,7 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True):
     uncertain: Uncertainty | None = None
     approval_sequence: int | None = None
     approval_hash: str | None = None
+    needs_workspace: bool = True
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

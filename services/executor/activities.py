@@ -28,7 +28,6 @@ from services.executor.decision.decide import (
     Env,
     SpawnChild,
     Verify,
-    needs_workspace,
 )
 from services.executor.decision.waits import again
 from services.executor.endpoint.talk import Conversing, Talking, Tell
@@ -157,14 +156,7 @@ class Activities:
         return [attached.event] if attached.event is not None else []
 
     async def _call(self, state: RunState, call: CallState, *, fresh: bool) -> Observed:
-        specs = self._known(state)
-        spec, in_workspace = specs.get(call.name), needs_workspace(call, specs)
-        if in_workspace and state.attachment is None:
-            # The hosts changed since the decision, which took the call for one without a workspace.
-            self._attached = False
-            return []
-        boot = await self._host_of(state, call, in_workspace=in_workspace)
-        self._asked.add(boot)
+        spec, attachment = self._known(state).get(call.name), state.attachment
         message = ToolCall(
             tenant=state.tenant,
             run_id=state.run_id,
@@ -178,26 +170,36 @@ class Activities:
             not_after="",
             timeout_s=min(state.limits.tool_timeout_s, spec.timeout_s if spec is not None else 120.0),
             output_chars_max=state.limits.max_tool_output_chars,
-            workspace=state.workspace if in_workspace else "",
-            workspace_id=state.attachment.workspace_id if state.attachment and in_workspace else "",
+            workspace=state.workspace if call.needs_workspace else "",
+            workspace_id=attachment.workspace_id if attachment is not None and call.needs_workspace else "",
             approval_sequence=call.approval_sequence,
             approval_hash=call.approval_hash,
         )
-        if call.semantics is Semantics.READ_ONLY:
-            outcome = await self._bench.calls.ask(message, boot)
-        else:
-            outcome = await self._bench.calls.effect(message, boot, fresh=fresh)
-        return self._observed(call, outcome)
+        return self._observed(call, await self._outcome(state, call, message, fresh=fresh))
 
-    async def _host_of(self, state: RunState, call: CallState, *, in_workspace: bool) -> str:
-        if in_workspace:
+    async def _outcome(
+        self, state: RunState, call: CallState, message: ToolCall, *, fresh: bool
+    ) -> CallOutcome:
+        calls, hosts = self._bench.calls, self._bench.hosts
+        read_only = call.semantics is Semantics.READ_ONLY
+        while (boot := self._host_of(state, call)) is None:
+            # What a host did with the call before it went is in the journal, whether or not another one comes.
+            known = None if read_only else await calls.known(message)
+            if known is not None:
+                return known
+            await hosts.until(lambda: self._host_of(state, call) is not None, HOSTS_WAIT_S)
+        self._asked.add(boot)
+        if read_only:
+            return await calls.ask(message, boot)
+        return await calls.effect(message, boot, fresh=fresh)
+
+    def _host_of(self, state: RunState, call: CallState) -> str | None:
+        """Where the call goes, by its intent: the catalog may have lost the tool since."""
+        if call.needs_workspace:
             assert state.attachment is not None
             return state.attachment.host
-        while (host := self._bench.hosts.offering(call.name, state.run_id)) is None:
-            await self._bench.hosts.until(
-                lambda: self._bench.hosts.offering(call.name, state.run_id) is not None, HOSTS_WAIT_S
-            )
-        return host.boot
+        offering = self._bench.hosts.offering(call.name, state.run_id)
+        return offering.boot if offering is not None else None
 
     def _observed(self, call: CallState, outcome: CallOutcome) -> Observed:
         match outcome:

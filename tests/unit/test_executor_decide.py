@@ -23,6 +23,7 @@ from services.executor.decision.decide import (
     foresee,
     settle,
 )
+from services.executor.decision.waits import again
 from services.executor.egress.context import Fits, Window
 from services.executor.tools.runtime import RUNTIME_TOOLS
 from tests.fakes.histories import created
@@ -111,6 +112,17 @@ def test_a_tool_that_needs_the_workspace_waits_for_its_attachment() -> None:
     state = foresee(asked(owned()), [turn(1, calls=[call("read_file", path="a")])], NOW)
     assert settle(state, env()).then == Do((Attach(),))
     assert isinstance(settle(state, env(attached=True)).then, Do)
+
+
+def test_where_a_call_goes_stands_in_its_intent_whatever_the_catalog_has_lost_since() -> None:
+    state = foresee(asked(owned()), [turn(1, calls=[call("echo"), call("read_file", 1, path="a")])], NOW)
+    state = settle(state, env()).state
+    state = foresee(state, [again(asked_for) for asked_for in state.calls], NOW)
+    assert [asked_for.needs_workspace for asked_for in state.calls] == [False, True]
+    lost = env()._replace(specs=RUNTIME_TOOLS)
+    assert settle(state, lost).then == Do((Attach(),))
+    state = foresee(state, [result("call_1_1")], NOW)
+    assert settle(state, lost).then == Do((CallTool(state.calls[0]),))
 
 
 def test_an_unknown_tool_and_bad_arguments_are_answered_at_once_and_the_loop_goes_on() -> None:

@@ -113,6 +113,7 @@ def _intent(
         idempotency_key=f"{state.run_id}:{call.call_id}",
         approval_sequence=approval.answered_sequence if approval is not None else None,
         approval_hash=approval.approval_hash if approval is not None else None,
+        needs_workspace=spec.needs_workspace,
     )
 
 

@@ -147,12 +147,6 @@ def decide(state: RunState, env: Env) -> Step:
     return _next(state, env)
 
 
-def needs_workspace(call: CallState, specs: Mapping[str, ToolSpec]) -> bool:
-    """Whether the call goes to the workspace's host; a tool that is not known (any more) is taken to."""
-    spec = specs.get(call.name)
-    return spec is None or spec.needs_workspace
-
-
 def deadline(state: RunState) -> datetime:
     """When the owned time of the run is used up, if its owner keeps it."""
     assert state.owner is not None
@@ -182,7 +176,7 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     if unsure is not None and state.reconciled is not None and state.reconciled.call_id == unsure.call_id:
         return _reconciled(state, env, unsure)
     running = [call for call in state.calls if calls.in_the_world(call) and call.uncertain is None]
-    if any(needs_workspace(call, env.specs) for call in running) and not env.attached:
+    if any(call.needs_workspace for call in running) and not env.attached:
         return Do((Attach(),))
     unborn = [
         call

@@ -46,6 +46,7 @@ def again(call: CallState) -> e.ToolRequested:
         attempt=call.attempt + 1,
         approval_sequence=call.approval_sequence,
         approval_hash=call.approval_hash,
+        needs_workspace=call.needs_workspace,
     )
 
 

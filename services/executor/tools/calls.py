@@ -134,6 +134,16 @@ class Calls:
                 await noticed(messages, call)
                 entry = await self._entry(call)
 
+    async def known(self, call: ToolCall) -> CallOutcome | None:
+        """What the journal knows of a journaled call that nobody can take now; `None` while that decides nothing."""
+        match await self._step(call, await self._entry(call), None, overdue=False):
+            case Adopt(result):
+                return result
+            case (NextAttempt() | Uncertain() | HostGone()) as step:
+                return step
+            case SendAgain() | Wait():
+                return None
+
     async def kill(self, run_id: str, epoch: int, boot: str, call_id: str | None = None) -> None:
         """Have the host kill what runs for this run (or one call of it); returns once it says so, or after its time to
         do so."""

@@ -1,0 +1,49 @@
+"""An owner's side of the call protocol on a real bus, against hosts that are dead, silent or gone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from libs.bus.journal import Journal
+from libs.bus.liveness import Registration, register
+from libs.bus.ports import Bus, Liveness
+from libs.chassis.clock import SystemClock
+from libs.contracts.clock import rfc3339
+from libs.contracts.tools import JournalEntry, JournalState, Semantics, ToolCall, ToolResult
+from services.executor.tools.calls import Calls
+from services.executor.tools.hosts import Hosts
+from services.executor.tools.recovery import NextAttempt, Uncertain
+from tests.service.hosting_owner import declare_dead, owned_run
+
+
+@pytest.fixture
+async def liveness(bus: Bus) -> AsyncIterator[Liveness]:
+    registration = Registration(
+        service="executor", replica="x", slots=1, model_configured=True, ttl_s=3.0, info={}
+    )
+    async with register(bus, SystemClock(), registration, on_death=lambda: None) as registered:
+        yield registered
+
+
+async def test_what_a_dead_host_did_is_known_although_no_other_host_offers_the_tool(
+    bus: Bus, liveness: Liveness
+) -> None:
+    owner, calls = await owned_run(bus), Calls(bus, SystemClock(), liveness, Hosts(bus))
+    await declare_dead(bus, "bdead")
+
+    async def journaled(call_id: str, semantics: Semantics, result: ToolResult | None = None) -> ToolCall:
+        call = owner.call("deploy", {}, call_id, semantics=semantics)
+        state = JournalState.STARTED if result is None else JournalState.FINISHED
+        at = rfc3339(SystemClock().now())
+        entry = JournalEntry(state=state, boot="bdead", replica="gone", host="h", at=at, result=result)
+        await Journal(bus.bucket("journal")).create(call, entry)
+        return call
+
+    done = ToolResult(call_id="call_1_2", attempt=1, ok=True, output="deployed")
+    once = await calls.known(await journaled("call_1_0", Semantics.NON_IDEMPOTENT))
+    again = await calls.known(await journaled("call_1_1", Semantics.IDEMPOTENT))
+    adopted = await calls.known(await journaled("call_1_2", Semantics.NON_IDEMPOTENT, done))
+    untouched = await calls.known(owner.call("deploy", {}, "call_1_3"))
+    assert (type(once), type(again), adopted, untouched) == (Uncertain, NextAttempt, done, None)
