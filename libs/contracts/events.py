@@ -136,12 +136,15 @@ class RunCancelled(EventBody, frozen=True, kw_only=True):
 
 
 class ModelRequested(EventBody, frozen=True, kw_only=True):
+    """`estimated_tokens` are the whole request's, tools included, times `token_ratio` (`RunState.token_ratio`)."""
+
     type = "model.requested"
 
     iteration: int
     model: str
     message_count: int
     estimated_tokens: int
+    token_ratio: float = 1.0
 
 
 class ModelCompleted(EventBody, frozen=True, kw_only=True):
@@ -173,7 +176,11 @@ class ModelFailed(EventBody, frozen=True, kw_only=True):
 
 
 class ContextCompacted(EventBody, frozen=True, kw_only=True):
-    """Older turns left the context: the first `dropped` items of the transcript, `summary` in their place."""
+    """Older turns left the context: the first `dropped` items of the transcript, `summary` in their place.
+
+    `usage` is what the summary cost, also when none came of it. From here on no turn is shown with more than
+    `turn_tokens_max`: its longest texts are clipped (`None`: nothing new about that).
+    """
 
     type = "context.compacted"
 
@@ -182,6 +189,8 @@ class ContextCompacted(EventBody, frozen=True, kw_only=True):
     tokens_after: int
     dropped: int
     summary: str | None = None
+    usage: Usage = Usage()
+    turn_tokens_max: int | None = None
 
 
 # --- Tools ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from libs.contracts.run import (
     Uncertainty,
 )
 from libs.contracts.transcript import AssistantItem, ToolItem, UserItem
-from libs.contracts.values import Todo
+from libs.contracts.values import CONTEXT_EXHAUSTED, Todo, Usage
 
 _replace = msgspec.structs.replace
 
@@ -36,6 +36,7 @@ def model_requested(state: RunState, event: Event) -> RunState:
         status=RunStatus.RUNNING,
         iteration=body.iteration,
         model_pending=True,
+        requested_tokens=round(body.estimated_tokens / body.token_ratio),
         transcript=state.transcript + state.inbox,
         inbox=(),
         verification_pending=None,
@@ -61,7 +62,23 @@ def model_completed(state: RunState, event: Event) -> RunState:
         calls=(),
         answered=frozenset(),
         usage=state.usage.plus(body.usage),
+        token_ratio=_learned_ratio(state, body.usage),
     )
+
+
+# Below this the overhead of a provider's own wording hides what its tokens are like, and nothing depends on it.
+RATIO_TOKENS_MIN = 1_000
+# A provider that counts without what it had cached, or with something of its own, teaches nothing beyond these.
+RATIO_MIN, RATIO_MAX = 0.5, 4.0
+
+
+def _learned_ratio(state: RunState, counted: Usage) -> float:
+    """More tokens than estimated count at once, fewer bit by bit: too low an estimate costs a refused request."""
+    if counted.estimated or counted.requests != 1 or state.requested_tokens < RATIO_TOKENS_MIN:
+        return state.token_ratio
+    seen = min(max(counted.input_tokens / state.requested_tokens, RATIO_MIN), RATIO_MAX)
+    known = state.token_ratio
+    return round(seen if seen > known else known + (seen - known) / 4, 3)
 
 
 def model_failed(state: RunState, event: Event) -> RunState:
@@ -74,12 +91,28 @@ def model_failed(state: RunState, event: Event) -> RunState:
         model_failures=state.model_failures + 1,
         model_failure=failure,
         usage=state.usage.plus(body.usage),
+        refused_tokens=_refused_tokens(state, body),
     )
+
+
+def _refused_tokens(state: RunState, failed: e.ModelFailed) -> int | None:
+    if failed.error_code != CONTEXT_EXHAUSTED or not state.requested_tokens:
+        return state.refused_tokens
+    return min(state.requested_tokens, state.refused_tokens or state.requested_tokens)
 
 
 def compacted(state: RunState, event: Event) -> RunState:
     body = cast(e.ContextCompacted, event.body)
-    return _replace(state, compacted=body.dropped, summary=body.summary, model_failure=None)
+    return _replace(
+        state,
+        compacted=body.dropped,
+        summary=body.summary,
+        turn_tokens_max=body.turn_tokens_max or state.turn_tokens_max,
+        # A request that was called too long is made again as it is now.
+        requested_tokens=round(body.tokens_after / state.token_ratio) if state.model_pending else 0,
+        model_failure=None,
+        usage=state.usage.plus(body.usage),
+    )
 
 
 # --- Tools ------------------------------------------------------------------------------------------------------

@@ -231,8 +231,15 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     model_failures: int = 0
     model_failure: ModelFailure | None = None
     transcript: tuple[Item, ...] = ()
+    # What left the context: the items before `compacted`, with what stands for them. `turn_tokens_max` bounds a turn.
     compacted: int = 0
     summary: str | None = None
+    turn_tokens_max: int | None = None
+    # Tokens by the model's own count for one by our estimate; our estimate of the request that is under way, and of
+    # the shortest that a provider called too long.
+    token_ratio: float = 1.0
+    requested_tokens: int = 0
+    refused_tokens: int | None = None
     calls: tuple[CallState, ...] = ()
     answered: frozenset[str] = frozenset()
     todos: tuple[Todo, ...] = ()

@@ -36,6 +36,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+# The error code of a request that the provider calls too long, and of a run of which nothing more can leave.
+CONTEXT_EXHAUSTED = "CONTEXT_EXHAUSTED"
+
+
 class RunError(msgspec.Struct, frozen=True, kw_only=True):
     """Why a run failed: a permanent code of contract section 3, and what to do next."""
 

@@ -111,7 +111,7 @@ class _Reader:
             case e.ModelCompleted(usage=used, iteration=iteration):
                 self._usage = self._usage.plus(used)
                 self._iterations.append(iteration)
-            case e.ChildFinished(usage=used):
+            case e.ChildFinished(usage=used) | e.ContextCompacted(usage=used):
                 self._usage = self._usage.plus(used)
             case e.RunClaimed(boot=boot):
                 self._owner = boot
