@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from deploy.cli.experiments import Experiments, Outcome
 from deploy.cli.outcome import Exit, refused
 from deploy.cli.terminal import Screen, Tone, printable
@@ -19,7 +21,7 @@ from deploy.dev.datafolder import load_credentials
 from deploy.dev.nats_server import monitor_of
 from libs.bus.connection import BusSettings, ServerBus, connect
 from libs.bus.facts import ServerFacts
-from libs.bus.monitor import Monitored, look
+from libs.bus.monitor import Monitored, ailment, look
 from libs.chassis import logs
 from libs.chassis.clock import SystemClock
 from libs.chassis.run import bus_settings
@@ -211,7 +213,8 @@ async def _monitored(settings: BusSettings) -> tuple[dict[str, Monitored], str]:
     servers: dict[str, Monitored] = {}
     try:
         for url in settings.monitor_url.split(","):
-            servers[url.strip()] = await look(url.strip())
+            server = await look(url.strip())
+            servers[url.strip()] = msgspec.structs.replace(server, ailment=await ailment(url.strip()))
     except ConfigurationError as error:
         return servers, error.message
     return servers, ""
@@ -220,6 +223,9 @@ async def _monitored(settings: BusSettings) -> tuple[dict[str, Monitored], str]:
 def _durability(settings: BusSettings, servers: Mapping[str, Monitored], problem: str) -> Finding:
     """Whether an acknowledgement means that it is on disk (docs/adr/0003)."""
     for url, server in servers.items():
+        if server.ailment:
+            told = f"the server behind {url} cannot store: {server.ailment}"
+            return Finding("durability", "fail", f"{told}; make room on its disk, then start it again")
         if not server.sync_always:
             told = f"the server behind {url} acknowledges before it is on disk"
             if settings.allow_lazy_sync:

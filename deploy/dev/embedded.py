@@ -11,7 +11,7 @@ import msgspec
 
 from deploy.dev.child import Program
 from deploy.dev.datafolder import Credentials, load_credentials, made_up, save_credentials
-from deploy.dev.nats_server import STOP_S, ServerSettings, free_port, server_argv, write_config
+from deploy.dev.nats_server import STOP_S, ServerSettings, free_port, server_argv, store_of, write_config
 from deploy.dev.plan import SERVER
 
 
@@ -24,6 +24,11 @@ def credentials(data: Path) -> Credentials:
     fresh = made_up(port) if known is None else msgspec.structs.replace(known, url=made_up(port).url)
     save_credentials(data, fresh)
     return fresh
+
+
+def store(data: Path) -> Path:
+    """Where the server of a data folder keeps its streams."""
+    return store_of(data.absolute() / "nats")
 
 
 def program(data: Path, known: Credentials, monitor_port: int, lock: int) -> Program:

@@ -22,6 +22,7 @@ from deploy.dev.health import ServiceHealth
 from deploy.dev.mergedlog import MergedLog
 from deploy.dev.nats_server import free_port
 from deploy.dev.plan import SERVER, Plan, Ports, bus_access, service_program
+from deploy.dev.server_disk import ServerDisk
 from libs.chassis.run import bus_settings
 from libs.chassis.settings import ServiceSettings
 from libs.contracts.errors import ConfigurationError, Unavailable
@@ -50,6 +51,7 @@ class Launcher:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stack, self._asking = AsyncExitStack(), AsyncExitStack()
         self._was_healthy = False
+        self._watching: asyncio.Task[None] | None = None
         # The launcher's own connection only looks; what it meets, the services report in their logs.
         logging.getLogger("perdure").addHandler(logging.NullHandler())
 
@@ -145,6 +147,15 @@ class Launcher:
             self._health = await self._asking.enter_async_context(ServiceHealth(self.url, bus))
         for program in programs:
             self._keep(program)
+        if self.credentials is not None:
+            disk = ServerDisk(
+                embedded.store(plan.data),
+                f"http://127.0.0.1:{ports.monitor}",
+                self._log,
+                pid=lambda: self.pids.get(SERVER),
+                restart=lambda: self._children[SERVER].send(signal.SIGTERM),
+            )
+            self._watching = asyncio.create_task(disk.watch(), name="server-disk")
 
     def _keep(self, program: Program) -> None:
         child = self._children[program.name] = Child(program, self._log)
@@ -154,6 +165,8 @@ class Launcher:
         """Drain in order, each with its own deadline, the server last; then give the folder back."""
         order = [service.child for service in self.plan.services] + [SERVER]
         try:
+            if self._watching is not None:
+                self._watching.cancel()
             await self._asking.aclose()
             for name in order:
                 if (child := self._children.get(name)) is not None:

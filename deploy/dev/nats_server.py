@@ -66,6 +66,11 @@ def server_binary() -> Path:
     return Path(found)
 
 
+def store_of(folder: Path) -> Path:
+    """Where a server with this folder keeps its streams."""
+    return folder / "jetstream"
+
+
 def write_config(settings: ServerSettings) -> Path:
     """Write `<folder>/nats.conf` (mode 0600, it holds the password) and return its path."""
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +207,7 @@ def _last_words(log: Path) -> str:
 
 
 def _config(settings: ServerSettings) -> str:
-    store = f'store_dir: "{settings.folder / "jetstream"}"'
+    store = f'store_dir: "{store_of(settings.folder)}"'
     if not settings.lazy_sync:
         store += ", sync_interval: always"
     if settings.store_bytes_max is not None:

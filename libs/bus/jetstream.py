@@ -59,6 +59,13 @@ _AGAIN = frozenset({10005})
 _AGAIN_STATUS = frozenset({408, 409, 429, 500, 503})
 
 
+# Somebody has to make room first. A server that was started on a full disk goes on refusing until it is started again.
+FULL_S = 30
+NO_ROOM = (
+    "the bus has no room; free space on its disk or raise its limits, and start it again if it still refuses"
+)
+
+
 class Refused(PerdureError):
     """The server said no. Stays inside `libs/bus`: who gets one decides by `kind`, or lets `translated` decide."""
 
@@ -82,7 +89,7 @@ class Refused(PerdureError):
         """The error of the contract that says the same."""
         match self.kind:
             case "full":
-                return StorageFull(f"the bus has no room: {self.message}", retry_after_s=30)
+                return StorageFull(f"{NO_ROOM}: {self.message}", retry_after_s=FULL_S)
             case "too_large":
                 return PayloadTooLarge(self.message)
             case "again" | "missing":

@@ -18,7 +18,7 @@ import msgspec
 
 from libs.bus.ports import Bucket, Bus, Entry, Message, Replica
 from libs.contracts.clock import Clock
-from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError
+from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError, Unavailable
 from libs.contracts.ids import new_boot_id
 from libs.contracts.subjects import replica_key
 from libs.contracts.tools import AreYouAlive, ControlMessage, ControlReply
@@ -178,7 +178,7 @@ class Lease:
                 except AppendConflict as conflict:
                     # A renewal that was cancelled may have arrived; a death that somebody else wrote stays.
                     await self._bucket.update(self._key, value, conflict.last, ttl_s=DEATH_S)
-        except (AppendConflict, BusUnavailable, TimeoutError) as error:
+        except (AppendConflict, Unavailable, TimeoutError) as error:
             _log.info("bus.lease_left", extra={"fields": {"error": repr(error)}})
 
     @property

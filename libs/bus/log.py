@@ -20,7 +20,7 @@ from libs.bus.ordered import Merged, Ordered
 from libs.bus.ports import Blobs, Draft, LogKey, Wakeup
 from libs.contracts import envelope
 from libs.contracts.envelope import Record, RecordHeader
-from libs.contracts.errors import AppendConflict, BusUnavailable, InternalError, StorageFull, UnreadableRecord
+from libs.contracts.errors import AppendConflict, BusUnavailable, InternalError, UnreadableRecord
 from libs.contracts.events import RunDeleted
 from libs.contracts.ids import new_message_id, shard_of
 from libs.contracts.offload import move_out
@@ -153,7 +153,8 @@ class ServerLog:
                 self._give_up_if_sure(draft, refused, unknown=unknown)
             if patience.over:
                 raise BusUnavailable(
-                    f"whether a record of {draft.key.log_id} was stored is not known; read the log before going on",
+                    f"whether a record of {draft.key.log_id} was stored is not known; read the log before going on "
+                    "(a server that only stores nothing has a full disk, or had one)",
                     retry_after_s=1,
                 )
             await patience.pause()
@@ -190,9 +191,7 @@ class ServerLog:
                         f"{draft.key.log_id} ends at {last}, before {draft.expected}", last=last
                     )
             case "full" if not unknown:
-                raise StorageFull(
-                    f"the bus has no room for {draft.key.log_id}: {refused.message}", retry_after_s=30
-                )
+                raise refused.translated() from refused
             case "too_large" | "missing" | "defect" if not unknown:
                 raise InternalError(f"the log refuses a record: {refused.message}") from refused
             case _:

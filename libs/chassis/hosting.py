@@ -28,7 +28,7 @@ from libs.chassis.execution import Execution, Executions
 from libs.chassis.logs import get_logger
 from libs.chassis.waiting import first_of
 from libs.contracts.clock import Clock
-from libs.contracts.errors import BusUnavailable, PerdureError
+from libs.contracts.errors import BusUnavailable, PerdureError, Unavailable
 from libs.contracts.streams import ConsumerSpec
 from libs.contracts.subjects import catalog_key
 from libs.contracts.tools import (
@@ -185,5 +185,5 @@ class ToolHost:
     async def _withdraw(self, catalog: HostCatalog) -> None:
         try:
             await self._bus.bucket("catalog").delete(catalog_key(catalog.boot))
-        except BusUnavailable as error:
+        except Unavailable as error:
             self._log.warning("catalog.not_withdrawn", error=error.message)

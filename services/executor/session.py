@@ -185,6 +185,9 @@ class Session:
             # The outcome is unknown. What is held must not be bought twice, so the log has to tell.
             self._log.warning("session.append_unknown", reason=error.message)
             stored = await self._catch_up()
+            if not stored:
+                # A bus without room refuses at once: trying again at once would be a busy loop.
+                await self._parts.clock.sleep(BUS_AWAY_S)
         else:
             self._stored(bodies, taken)
             return

@@ -62,7 +62,7 @@ class Gateway:
         reading = RunsApi(runs=runs, log=self._bus.log, rows=rows, watches=watches, shards=SHARDS)
         commands = CommandsApi(runs=runs, rows=rows, liveness=self._liveness, roster=roster, shards=SHARDS)
         identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
-        health = HealthApi(bus=self._bus, roster=roster, identity=identity)
+        health = HealthApi(bus=self._bus, liveness=self._liveness, roster=roster, identity=identity)
         handlers = {
             "create_task": tasks.create,
             "show_task": tasks.show,

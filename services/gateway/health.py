@@ -11,7 +11,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from libs.bus.ports import Bus, Replica
+from libs.bus.ports import Bus, Liveness, Replica
 from libs.contracts.errors import BusUnavailable
 from libs.contracts.tools import HostCatalog
 from libs.contracts.views import HealthView, ReadyView, ReplicaView, ToolView
@@ -20,6 +20,10 @@ from services.gateway.roster import Roster
 
 # A probe gives up after a few seconds; an answer that the bus is silent must come before that.
 PATIENCE_S = 2.0
+STORES_NOTHING = (
+    "the bus answers and stores nothing; if its disk is full, make room and start nats-server again "
+    "(`perdure up` does so by itself)"
+)
 SERVICES = ("gateway", "scheduler", "executor", "toolhost", "verifier")
 
 
@@ -35,8 +39,8 @@ class Identity(NamedTuple):
 class HealthApi:
     """`/api/health` and `/api/health/ready`."""
 
-    def __init__(self, *, bus: Bus, roster: Roster, identity: Identity) -> None:
-        self._bus, self._roster, self._identity = bus, roster, identity
+    def __init__(self, *, bus: Bus, liveness: Liveness, roster: Roster, identity: Identity) -> None:
+        self._bus, self._liveness, self._roster, self._identity = bus, liveness, roster, identity
 
     async def health(self, _: Request) -> Response:
         replicas: list[Replica] = []
@@ -70,9 +74,12 @@ class HealthApi:
         )
 
     async def ready(self, _: Request) -> Response:
-        """Whether the log's leader answers; a model is not needed to read history."""
+        """Whether the log's leader answers, and stores: the own lease is written all the time anyway. A model is not
+        needed to read history."""
         if not await self._bus.usable():
             raise BusUnavailable("the bus does not answer; the gateway reconnects by itself", retry_after_s=1)
+        if not self._liveness.confirmed():
+            raise BusUnavailable(STORES_NOTHING, retry_after_s=1)
         return edge.answer(ReadyView(status="ready"))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, assert_never
 from libs.bus.ports import LogKey, Timers
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
-from libs.contracts.errors import BusUnavailable, PerdureError
+from libs.contracts.errors import PerdureError, Unavailable
 from services.scheduler.family import Family
 from services.scheduler.leadership import Leadership
 from services.scheduler.remains import Remains
@@ -22,7 +22,7 @@ from services.scheduler.row import Row
 CHORES_MAX = 100_000
 # Done at the same time: enough to hide the round trips of a fold and an append, few enough not to crowd out the owners.
 WORKERS = 16
-# Between two tries of one worker while the bus is away; every try has been patient by itself.
+# Between two tries of one worker while the bus is away or full; every try has been patient by itself.
 PAUSE_S = 0.5
 PAUSE_S_MAX = 10.0
 
@@ -129,7 +129,7 @@ class Chores:
             try:
                 await self._do(chore)
                 pause_s = PAUSE_S
-            except BusUnavailable as error:
+            except Unavailable as error:
                 _log.warning("chore.waits", chore=type(chore).__name__, message=error.message)
                 self.add([chore])
                 await self._clock.sleep(pause_s)

@@ -61,7 +61,7 @@ class Deadlines:
         await self._queue.consume(spec, handle, concurrency=FIRED_MAX, ready=leadership.acquired)
 
     async def fired(self, delivery: Delivery) -> Outcome:
-        """One fired timer. Raises `BusUnavailable`: then it is delivered again."""
+        """One fired timer. Raises `Unavailable`: then it is delivered again."""
         try:
             timer = self._decoder.decode(delivery.body)
         except msgspec.MsgspecError as error:
@@ -83,7 +83,7 @@ class Deadlines:
         return ACK
 
     async def compare(self) -> None:
-        """Have timers set that are missing, and taken back that stand for nothing. Raises `BusUnavailable`."""
+        """Have timers set that are missing, and taken back that stand for nothing. Raises `Unavailable`."""
         standing = await self._timers.standing()
         missing = [
             Arm(row.key, *row.deadline)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from libs.bus.ports import Bucket
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
-from libs.contracts.errors import AppendConflict, BusUnavailable
+from libs.contracts.errors import AppendConflict, Unavailable
 from libs.contracts.subjects import LEADERS, leader_key
 
 _log = get_logger("leadership")
@@ -41,7 +41,7 @@ class Leadership:
             led, sent_at = self.leads, self._clock.monotonic()
             try:
                 self._revision = await self._held()
-            except BusUnavailable as error:
+            except Unavailable as error:
                 # A lease that cannot be renewed ends by itself.
                 _log.warning("leadership.unsure", message=error.message)
             else:
@@ -74,7 +74,7 @@ class Leadership:
         if led and self._revision is not None:
             try:
                 await self._leases.delete(self._key)
-            except BusUnavailable:
+            except Unavailable:
                 return  # Then the lease ends by itself.
 
     async def _held(self) -> int | None:

@@ -61,7 +61,7 @@ class Remains:
         _log.info("run.purged", run_id=run.log_id)
 
     async def finish_deletions(self) -> None:
-        """Purge again where more than the tombstone remains. Raises `BusUnavailable`."""
+        """Purge again where more than the tombstone remains. Raises `Unavailable`."""
         for run, tombstone in list(self._tombstones.items())[:TOMBSTONES_PER_SWEEP]:
             records = await self._log.page(run, 0)
             if records and records[0].header.stream_sequence < tombstone:
@@ -70,7 +70,7 @@ class Remains:
 
     async def clear(self) -> None:
         """Remove what came behind the deletion of its run, and the journals of runs that ended longer ago than they are
-        kept. Raises `BusUnavailable`."""
+        kept. Raises `Unavailable`."""
         now = self._clock.monotonic()
         if not self._listed and now - self._listed_at >= self._timing.journals_s:
             self._listed_at = now

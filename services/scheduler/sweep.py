@@ -10,7 +10,7 @@ from itertools import islice
 
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
-from libs.contracts.errors import BusUnavailable, LogError
+from libs.contracts.errors import LogError, Unavailable
 from libs.contracts.run import RunStatus
 from services.scheduler.chores import Chores, Recall, Review
 from services.scheduler.leadership import Leadership
@@ -74,7 +74,7 @@ class Sweep:
             # None waits for another's trouble with the bus.
             try:
                 await step()
-            except (BusUnavailable, LogError) as error:
+            except (LogError, Unavailable) as error:
                 _log.warning("sweep.cut_short", message=error.message)
 
     def _look_into_runs(self) -> None:
@@ -107,7 +107,7 @@ class Sweep:
         """Let the run wait for another ticket, if the log says that it still waits for one."""
         try:
             await self._wakeups.refresh(row)
-        except (BusUnavailable, LogError) as error:
+        except (LogError, Unavailable) as error:
             _log.warning("run.unreadable", run_id=row.run_id, message=error.message)
             return
         now = self._rows.get(row.run_id)

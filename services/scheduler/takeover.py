@@ -9,7 +9,7 @@ import asyncio
 from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Bucket, Liveness, Queue
 from libs.chassis.logs import get_logger
-from libs.contracts.errors import BusUnavailable
+from libs.contracts.errors import Unavailable
 from libs.contracts.streams import host_consumer
 from libs.contracts.subjects import Subjects, catalog_key
 from services.scheduler.leadership import Leadership
@@ -77,7 +77,7 @@ class Takeover:
             if await self._liveness.declare_dead_if_gone(boot):
                 # The watch of the bucket brings the death back to every scheduler, this one included.
                 _log.warning("replica.dead", boot=boot)
-        except BusUnavailable as error:
+        except Unavailable as error:
             _log.warning("replica.unasked", boot=boot, message=error.message)
         finally:
             self._asked.discard(boot)
@@ -86,7 +86,7 @@ class Takeover:
         try:
             await self._queue.remove_consumer(host_consumer(self._subjects, boot))
             await self._catalog.delete(catalog_key(boot))
-        except BusUnavailable as error:
+        except Unavailable as error:
             _log.warning("host.uncleared", boot=boot, message=error.message)
         else:
             _log.info("host.cleared", boot=boot)

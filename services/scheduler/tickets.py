@@ -12,7 +12,7 @@ import msgspec
 from libs.bus.ports import Queue
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
-from libs.contracts.errors import BusUnavailable, LogError, StorageFull
+from libs.contracts.errors import LogError, Unavailable
 from libs.contracts.subjects import Subjects
 from libs.contracts.tasks import Ticket
 from services.scheduler.admission import admit
@@ -97,7 +97,7 @@ class Tickets:
             # A child that this version cannot read: the sweep comes back to it.
             _log.warning("child.unreadable", run_id=run_id, message=error.message)
             return True
-        except (BusUnavailable, StorageFull) as error:
+        except Unavailable as error:
             _log.warning("ticket.unsent", run_id=run_id, message=error.message)
             self._rows.unticket(run_id)
             return False

@@ -25,7 +25,7 @@ from libs.contracts.checks import (
     VerifyArguments,
 )
 from libs.contracts.clock import Clock
-from libs.contracts.errors import BusUnavailable
+from libs.contracts.errors import Unavailable
 from libs.contracts.evidence import (
     FILES_MAX,
     CommandAnswer,
@@ -91,7 +91,7 @@ class Rounds:
         asked = Subcalls(self._bus, self._clock, self._liveness, call, arguments.host, stop)
         try:
             results, commit = await _collect(arguments, asked)
-        except (HostGone, BusUnavailable) as gone:
+        except (HostGone, Unavailable) as gone:
             # Without facts no verdict, and none that counts against the run: its owner asks for the next attempt.
             return refused(call, Refusal.HOST_GONE, gone.message)
         except Stopped as stopped:
