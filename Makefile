@@ -7,6 +7,8 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 ARGS ?=
 MINUTES ?= 10
+# Most tests wait for servers. Four at most, because each may start a cluster and ten processes.
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # Never fetch an interpreter: the one on this machine is the one that is tested.
 export UV_PYTHON_DOWNLOADS := never
@@ -26,8 +28,8 @@ demo: .venv/.ready ## one run from task to verdict, offline, through five real s
 up: .venv/.ready ## everything on this machine (ARGS="--port 9000")
 	@$(BIN)/perdure up $(ARGS)
 
-test: check ## check, then the whole test suite
-	$(BIN)/pytest -q $(ARGS)
+test: check ## check, then the whole test suite, its files side by side
+	$(BIN)/pytest -q $(SIDE_BY_SIDE) $(ARGS)
 
 check: .venv/.ready ## lint, format, import contracts, strict types and the rules of tests/tidy
 	$(BIN)/ruff check .

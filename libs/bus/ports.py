@@ -55,7 +55,8 @@ class Log(Protocol):
         ...
 
     async def read(self, key: LogKey, after: int = 0) -> list[Record]:
-        """All records behind stream sequence `after`, complete up to the leader's tail at the time of the call."""
+        """All records behind stream sequence `after`, complete up to the leader's tail at the time of the call.
+        Served by any replica, and one that lags shows for a moment what was purged."""
         ...
 
     async def page(self, key: LogKey, after: int) -> list[Record]:
