@@ -49,13 +49,15 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call as the model made it, under our own id. `arguments` is null when they could not be read: then
-    `raw_arguments` holds what came, clipped, and `problem` says what is wrong with it."""
+    `raw_arguments` holds what came, clipped, and `problem` says what is wrong with it. `extra_content` is the provider's
+    own, a signature say, which it wants back with the call."""
 
     call_id: str
     name: str
     arguments: dict[str, object] | None
     raw_arguments: str | None = None
     problem: str | None = None
+    extra_content: dict[str, object] | None = None
 
 
 class Todo(msgspec.Struct, frozen=True, kw_only=True):

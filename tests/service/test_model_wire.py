@@ -12,6 +12,7 @@ from services.executor.ingress.turn import Delta
 from tests.fakes.model import asked, ignore, sent, talking, until_aborted
 from tests.fakes.wire import DONE, chunk, fin, usage
 from tests.fakes.wire_cases import STREAMS, Wire
+from tests.fakes.wire_oddities import ODDITIES
 
 HI = chunk(content="hi") + fin("stop") + usage(10, 5)
 
@@ -21,7 +22,9 @@ def is_empty(case: Wire) -> bool:
     return not case.content and not case.calls and case.finish_reason != "length"
 
 
-@pytest.mark.parametrize("case", [case for case in STREAMS if not is_empty(case)], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in (*STREAMS, *ODDITIES) if not is_empty(case)], ids=lambda case: case.name
+)
 async def test_each_stream_gives_its_one_turn_over_a_socket(case: Wire) -> None:
     async with talking(Answer(base64=sent(case.stream))) as peer:
         turn = await peer.model.complete(asked(), ignore)

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from libs.contracts.ids import call_id
 from services.executor.ingress.turn import TURN_BYTES_MAX, Delta, ModelTurn, TurnBuilder, WireFault
-from tests.fakes.wire import DONE, chunk, data, fin, tc, usage
+from tests.fakes.wire import DONE, choice, chunk, data, fin, tc, usage
 from tests.fakes.wire_cases import STREAMS, Wire
+from tests.fakes.wire_oddities import ODDITIES
+
+ALL = (*STREAMS, *ODDITIES)
 
 
 def turn_of(pieces: list[bytes], iteration: int = 1) -> ModelTurn | WireFault:
@@ -26,7 +29,7 @@ def whole_turn(stream: bytes) -> ModelTurn:
     return turn
 
 
-@pytest.mark.parametrize("case", STREAMS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_each_stream_gives_its_one_turn(case: Wire) -> None:
     turn = whole_turn(case.stream)
     assert turn.content == case.content
@@ -41,13 +44,13 @@ def test_each_stream_gives_its_one_turn(case: Wire) -> None:
         assert not turn.usage.estimated
 
 
-@pytest.mark.parametrize("case", STREAMS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_byte_by_byte_the_turn_is_the_same(case: Wire) -> None:
     single = [case.stream[at : at + 1] for at in range(len(case.stream))]
     assert turn_of(single) == turn_of([case.stream])
 
 
-@given(case=st.sampled_from(STREAMS), cuts=st.lists(st.integers(0, 2_000), max_size=12))
+@given(case=st.sampled_from(ALL), cuts=st.lists(st.integers(0, 2_000), max_size=12))
 def test_no_split_of_the_bytes_changes_the_turn(case: Wire, cuts: list[int]) -> None:
     places = sorted({0, len(case.stream), *(cut % len(case.stream) for cut in cuts)})
     pieces = [case.stream[start:end] for start, end in pairwise(places)]
@@ -139,6 +142,16 @@ def test_any_json_in_place_of_a_delta_is_a_fault_or_a_turn(delta: object, more: 
         (b"<!DOCTYPE html><html>502</html>", "foreign"),
         (b'{"detail":"Not here"}', "foreign"),
         (b": " + b"x" * TURN_BYTES_MAX, "too_large"),
+        (b'data: {"x":' + b"[" * 9_000 + b"]" * 9_000 + b"}\n\n" + fin("stop") + DONE, "garbled"),
+        (data({"object": "error", "message": "boom", "code": 400}), "error"),
+        (data({"base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}}), "error"),
+        (data({"code": "InvalidApiKey", "message": "no"}), "error"),
+        (choice(index=0, delta={}, finish_reason="error", error={"code": 502, "message": "x"}), "error"),
+        (b'data: {"error":{"message":"\\ud83d"}}\n\n', "error"),
+        (b'data: {"error":{"n":1e999}}\n\n', "error"),
+        (tc(0, "a", "f", "") + DONE, "cut"),
+        (tc(0, "a", "f", "{}") + tc(1, "b", "f") + DONE, "cut"),
+        (chunk(content="abc") + b'data: {"choices":[{"index":0', "garbled"),
     ],
     ids=[
         "nothing",
@@ -150,12 +163,39 @@ def test_any_json_in_place_of_a_delta_is_a_fault_or_a_turn(delta: object, more: 
         "page",
         "other JSON",
         "flood",
+        "depth",
+        "another error event",
+        "a status in the corner",
+        "an error without its name",
+        "error in a choice",
+        "half an emoji in an error",
+        "no number in an error",
+        "call without arguments in flight",
+        "second call in flight",
+        "chunk in flight",
     ],
 )
 def test_what_is_no_turn_is_a_fault_of_its_kind(stream: bytes, kind: str) -> None:
     fault = turn_of([stream])
     assert isinstance(fault, WireFault)
     assert fault.kind == kind
+    msgspec.json.encode(fault)  # It goes into the log.
+
+
+def test_choices_that_nobody_asked_for_are_counted() -> None:
+    builder = TurnBuilder()
+    builder.feed(choice(index=1, delta={"content": "no"}) + chunk(content="hi") + fin("stop"))
+    assert builder.strays == 1
+
+
+def test_a_stream_that_claims_to_be_over_in_every_chunk_is_over_at_its_end() -> None:
+    builder = TurnBuilder()
+    builder.feed(choice(index=0, delta={"content": "h"}, finish_reason="stop"))
+    assert builder.settled
+    builder.feed(choice(index=0, delta={"content": "i"}, finish_reason="stop"))
+    assert not builder.settled
+    builder.feed(DONE)
+    assert builder.over
 
 
 def test_cached_and_reasoning_tokens_are_read_under_their_names() -> None:

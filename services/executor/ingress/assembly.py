@@ -16,24 +16,36 @@ Which call a fragment belongs to, first match:
 A named fragment begins another call when the call before it is whole and the fragment is not that call once more.
 """
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 
 from libs.contracts.ids import call_id
 from libs.contracts.values import ModelToolCall
 from services.executor.ingress.arguments import Arguments, read_arguments
-from services.executor.ingress.chunks import CallDelta, FunctionDelta
-from services.executor.ingress.text import clipped, without_surrogates
+from services.executor.ingress.chunks import CallDelta, FunctionDelta, number_of
+from services.executor.ingress.names import meant
+from services.executor.ingress.text import clean, clipped, without_surrogates
 
 # A turn and its intents are one record, and a record holds 256 events; more calls than this are not run.
 CALLS_MAX = 64
 # What is kept of arguments that nobody could read.
 RAW_ARGUMENTS_CHARS_MAX = 2_000
-# The longest name that strict servers take back.
-NAME_CHARS_MAX = 64
+# Longer than any tool's name; what is longer is no name.
+NAME_CHARS_MAX = 256
+# The opaque part of a call (a signature, say) goes back with every request.
+EXTRA_CHARS_MAX = 64 * 1024
+
+
+class Made(NamedTuple):
+    """The calls of a turn. `cut_off`: the last one's arguments end in the middle; `bare`: they have not begun."""
+
+    calls: list[ModelToolCall]
+    cut_off: bool
+    bare: bool
 
 
 class CallList:
@@ -44,6 +56,7 @@ class CallList:
         self._slots: dict[int, _Call] = {}
         self._known: dict[tuple[int | None, str], _Call] = {}
         self._current: _Call | None = None
+        self.fragments = 0  # How many said something.
 
     @property
     def chars(self) -> int:
@@ -53,12 +66,20 @@ class CallList:
     def take(self, fragment: CallDelta, position: int) -> None:
         """Add one fragment; `position` is its place in its chunk's list."""
         function = fragment.function or FunctionDelta()
-        index = fragment.index if isinstance(fragment.index, int) else None
+        index = number_of(fragment.index)
         provider_id = fragment.id if isinstance(fragment.id, str) else ""
-        name = function.name.strip() if isinstance(function.name, str) else ""
-        text = _text(function.arguments)
+        name = _name(function.name) or _name(fragment.name)
+        text = next(
+            (
+                _text(found)
+                for found in (function.arguments, fragment.arguments, function.parameters, function.input)
+                if found is not None
+            ),
+            "",
+        )
         if not (name or text or provider_id):
             return
+        self.fragments += 1
         if index is None:
             call = self._find_unnumbered(provider_id, name, text, position)
         else:
@@ -73,17 +94,19 @@ class CallList:
             call.provider_id = call.provider_id or provider_id
         self._current = call
         call.add(name, text)
+        if isinstance(fragment.extra_content, dict):
+            call.extra = cast(dict[str, object], fragment.extra_content) or call.extra
 
     def finish(
-        self, iteration: int, schemas: Mapping[str, Mapping[str, object]]
-    ) -> tuple[list[ModelToolCall], bool]:
-        """The calls under our ids, and whether the last one was cut off."""
+        self, iteration: int, schemas: Mapping[str, Mapping[str, object]], names: Mapping[str, str]
+    ) -> Made:
+        """The calls under our ids. `names`: what the provider calls a tool → its name."""
         calls: list[ModelToolCall] = []
-        cut_off = False
-        for index, call in enumerate(self._calls[:CALLS_MAX]):
-            name = without_surrogates(call.name)[:NAME_CHARS_MAX]
+        cut_off = bare = False
+        for index, call in enumerate([call for call in self._calls if call.name or call.chars][:CALLS_MAX]):
+            name = meant(without_surrogates(call.name)[:NAME_CHARS_MAX], schemas, names)
             read = call.read(schemas.get(name))
-            cut_off = read.cut_off
+            cut_off, bare = read.cut_off, not call.text.strip()
             raw = (
                 None
                 if read.problem is None
@@ -96,9 +119,10 @@ class CallList:
                     arguments=read.value,
                     raw_arguments=raw,
                     problem=read.problem,
+                    extra_content=_extra(call.extra),
                 )
             )
-        return calls, cut_off
+        return Made(calls, cut_off, bare)
 
     def _find_numbered(self, index: int, provider_id: str, name: str, text: str) -> "_Call | None":
         call = self._slots.get(index)
@@ -131,6 +155,7 @@ class _Call:
         self.provider_id = ""
         self.name = ""
         self.chars = 0
+        self.extra: dict[str, object] | None = None
         self._pieces: list[str] = []
         self._joined = ""
         self._joined_pieces = 0
@@ -161,7 +186,8 @@ class _Call:
         if not self.name:
             self.name = name
         elif name and name != self.name and not self._pieces:
-            self.name += name  # A name that came in pieces.
+            # A name that came in pieces, or grew.
+            self.name = name if name.startswith(self.name) else self.name + name
         if not text or (len(text) == self.chars and text == self.text and self.whole):
             return  # Nothing, or the whole call once more.
         self._pieces.append(text)
@@ -181,12 +207,26 @@ class _Call:
         return read
 
 
+def _name(name: object) -> str:
+    return name.strip() if isinstance(name, str) else ""
+
+
 def _text(arguments: object) -> str:
-    """Arguments as text: usually they are; some providers send the object itself."""
-    match arguments:
-        case str():
-            return arguments
-        case dict():
-            return msgspec.json.encode(cast(dict[str, object], arguments)).decode()
-        case _:
-            return ""
+    """Arguments as text: usually they are; some providers send the value itself. One that is no object stays wrong."""
+    if arguments is None or isinstance(arguments, str):
+        return arguments or ""
+    try:
+        return json.dumps(arguments)
+    except (ValueError, RecursionError):
+        return "[]"
+
+
+def _extra(extra: dict[str, object] | None) -> dict[str, object] | None:
+    """What the provider wants back with the call, if it can be stored and is of a sensible size."""
+    if extra is None:
+        return None
+    try:
+        kept = cast(dict[str, object], clean(extra))
+        return kept if len(msgspec.json.encode(kept)) <= EXTRA_CHARS_MAX else None
+    except (ValueError, RecursionError):
+        return None

@@ -8,7 +8,7 @@ The first row that fits, from the top. "nudges left" counts the nudges since the
 |-------|------|-------------------------------------|---------|
 | yes   | any  | any, tools were offered             | RunTools (a call that was cut off or unreadable is answered with its problem) |
 | -     | any  | refusal, content_filter             | Fail MODEL_REFUSED |
-| -     | any  | error, network_error, overloaded    | Retry |
+| -     | any  | error, network_error, overloaded, a call that the provider could not read | Retry |
 | yes   | none | any, no tools were offered          | Nudge, no nudges left: Fail EMPTY_RESPONSE |
 | no    | none | length                              | Fail MAX_TOKENS |
 | no    | none | any, with reasoning                 | Nudge, no nudges left: Fail EMPTY_RESPONSE |
@@ -20,23 +20,50 @@ The first row that fits, from the top. "nudges left" counts the nudges since the
 `Retry` is carried out by the model client, which owns all retries; a turn that stays empty ends as EMPTY_RESPONSE.
 """
 
-import re
 from typing import assert_never
 
 import msgspec
 
 from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
+from services.executor.ingress.spoken import has_calls
 from services.executor.ingress.turn import REFUSAL, ModelTurn
 
 # A model that has not understood after this many is not going to.
 NUDGES_MAX = 3
 
-_REFUSED = frozenset({REFUSAL, "content_filter", "safety", "sensitive"})
-_BROKEN = frozenset(
-    {"error", "network_error", "overloaded", "engine_overloaded", "insufficient_system_resource"}
+# Finish reasons by the words of many providers, in lower case.
+_REFUSED = frozenset(
+    {
+        *(
+            REFUSAL,
+            "content_filter",
+            "content-filter",
+            "content_filtered",
+            "safety",
+            "sensitive",
+            "blocklist",
+        ),
+        *("prohibited_content", "recitation", "spii", "guardrail_intervened"),
+    }
 )
-_LENGTH = frozenset({"length", "max_tokens"})
-_CALL_AS_TEXT = re.compile(r"<tool_call>|<\|tool_call|<function=\w|<invoke name=|\[TOOL_CALLS\]")
+_BROKEN = frozenset(
+    {
+        *("error", "network_error", "overloaded", "engine_overloaded", "insufficient_system_resource"),
+        *("abort", "aborted", "cancelled", "timeout", "unexpected_tool_call"),
+    }
+)
+# The provider's own parser could not read a call; the wording varies around this.
+_UNREADABLE_CALL = "malformed_function_call"
+_LENGTH = frozenset(
+    {
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "max_new_tokens",
+        "model_length",
+        "model_context_window_exceeded",
+    }
+)
 
 _NUDGE_EMPTY = (
     "Your last message had no answer and no tool call. Go on with the task, or give the final answer as text."
@@ -85,16 +112,17 @@ def judge(turn: ModelTurn | AssistantItem, *, tools_offered: bool, nudges: int) 
     text = turn.content.strip()
     if turn.calls and tools_offered:
         return RunTools()
-    if turn.finish_reason in _REFUSED:
+    word = turn.finish_reason.lower()
+    if word in _REFUSED:
         reason = text or f"finish reason {turn.finish_reason}"
         return Fail(error_code="MODEL_REFUSED", message=f"The model refused: {reason[:500]}")
-    if turn.finish_reason in _BROKEN:
+    if word in _BROKEN or _UNREADABLE_CALL in word:
         return Retry(error_code="MODEL_ERROR", message=f"The provider ended the turn: {turn.finish_reason}")
     if not text:
         return _without_text(turn, nudges)
-    if turn.finish_reason in _LENGTH:
+    if turn.finish_reason.lower() in _LENGTH:
         return _nudge(nudges, _NUDGE_LENGTH, "MAX_TOKENS", "The answer does not fit into the output limit.")
-    if tools_offered and _CALL_AS_TEXT.search(text):
+    if tools_offered and has_calls(text):
         return _nudge(
             nudges, _NUDGE_TEXT, "MODEL_ERROR", "The model writes tool calls as text and never calls one."
         )
@@ -122,7 +150,7 @@ def _without_text(turn: ModelTurn | AssistantItem, nudges: int) -> Verdict:
         return _nudge(
             nudges, _NUDGE_EMPTY, "EMPTY_RESPONSE", "The model calls tools where none were offered."
         )
-    if turn.finish_reason in _LENGTH:
+    if turn.finish_reason.lower() in _LENGTH:
         return Fail(
             error_code="MAX_TOKENS", message="The output limit was reached before the model wrote anything."
         )

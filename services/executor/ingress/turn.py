@@ -2,18 +2,35 @@
 
 Invariant: the same bytes give the same turn however they are split; what is not a turn is a `WireFault`, never half
 a turn. The stream is over at `[DONE]`, or at its end once a finish reason has come.
+
+A finish reason that more text or calls follow was none: some providers write one into every chunk. Such a stream is
+over at its end only.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from libs.contracts.values import ModelToolCall, Usage
 from services.executor.ingress.assembly import CallList
-from services.executor.ingress.chunks import CallDelta, Choice, Chunk, UnreadableChunk, decode_chunk, text_of
+from services.executor.ingress.chunks import (
+    CallDelta,
+    Choice,
+    Chunk,
+    MessageDelta,
+    UnreadableChunk,
+    decode_chunks,
+    error_in,
+    number_of,
+    reasoning_of,
+    text_of,
+    word_of,
+)
 from services.executor.ingress.sse import DONE, EventParser
-from services.executor.ingress.text import without_surrogates
+from services.executor.ingress.text import clean, without_surrogates
+from services.executor.ingress.thoughts import Thoughts
 from services.executor.ingress.tokens import estimated_tokens
 from services.executor.ingress.usage import Frame, read_frame
 
@@ -23,7 +40,11 @@ TURN_BYTES_MAX = 32 * 1024 * 1024
 # The finish reason of a turn that came as a refusal.
 REFUSAL = "refusal"
 
+# Signs of life that should have been comments.
+_PING = re.compile(rb"\W*(?:ping|pong|keep[-_ ]?alive|heartbeat)\W*", re.IGNORECASE)
 _BOM = b"\xef\xbb\xbf"
+# Finish reasons of servers that write nothing as a word.
+_NO_WORDS = frozenset({"", "null", "none"})
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,10 +95,13 @@ class TurnBuilder:
         ] = []  # The bytes of a form that is unknown yet, or of a body that is one whole.
         self._bytes = 0
         self._calls = CallList()
+        self._thoughts = Thoughts()
         self._content = _Text()
         self._reasoning = _Text()
         self._refusal = _Text()
         self._finish_reason = ""
+        self._unreliable = False  # More came behind a finish reason.
+        self._strays = 0
         self._frame: Frame | None = None
         self._fault: WireFault | None = None
         self._done = False
@@ -90,7 +114,12 @@ class TurnBuilder:
     @property
     def settled(self) -> bool:
         """The model has said that it is finished; only usage and the end marker may follow."""
-        return self._finish_reason != ""
+        return self._finish_reason != "" and not self._unreliable
+
+    @property
+    def strays(self) -> int:
+        """Choices other than the first, which nobody asked for; they were passed over."""
+        return self._strays
 
     def feed(self, piece: bytes) -> Delta | None:
         """Take the next bytes; the text they added, if any."""
@@ -110,21 +139,32 @@ class TurnBuilder:
         return None
 
     def finish(
-        self, *, iteration: int, schemas: Mapping[str, Mapping[str, object]], input_tokens: int
+        self,
+        *,
+        iteration: int,
+        schemas: Mapping[str, Mapping[str, object]],
+        input_tokens: int,
+        names: Mapping[str, str] | None = None,
     ) -> ModelTurn | WireFault:
-        """The turn, once the stream is over. `schemas` are the offered tools' parameters by name; `input_tokens` is
-        the estimate that counts when the provider counted nothing."""
+        """The turn, once the stream is over. `schemas` are the offered tools' parameters by name; `names` are their
+        names where the provider knows them under others; `input_tokens` is the estimate that counts when the provider
+        counted nothing."""
         if self._form == "whole":
             self._take_whole(b"".join(self._held))
         elif not self.over:
             self._take(self._events.close())
         if self._fault is not None:
             return self._fault
-        if not self._done and not self.settled:
+        if not self._done and not self._finish_reason:
             return WireFault(kind="cut", message="the response broke off before the model was finished")
-        calls, cut_off = self._calls.finish(iteration, schemas)
-        if cut_off and not self.settled:
+        made = self._calls.finish(iteration, schemas, names or {})
+        # Without a finish reason the end marker may stand for a stream that was cut: a call that has no arguments yet
+        # may have been meant to get some.
+        if not self._finish_reason and (made.cut_off or made.bare):
             return WireFault(kind="cut", message="the response ended in the middle of a tool call")
+        said, thought = self._thoughts.close()
+        self._content.add([said])
+        self._reasoning.add([thought])
         content, reasoning = self._content.whole(), self._reasoning.whole()
         if self._frame is not None:
             usage = self._frame.usage()
@@ -135,10 +175,10 @@ class TurnBuilder:
         return ModelTurn(
             content=content or refusal,
             reasoning=reasoning,
-            calls=calls,
+            calls=made.calls,
             finish_reason=REFUSAL if refusal else self._finish_reason,
             usage=usage,
-            cut_off=cut_off,
+            cut_off=made.cut_off,
         )
 
     def _take_whole(self, body: bytes) -> None:
@@ -146,7 +186,7 @@ class TurnBuilder:
         body = body.removeprefix(_BOM).strip()
         if not body.startswith(b"<"):
             self._take([body])
-        if self._fault is None and not self._finish_reason:
+        if self._fault is None and not self._finish_reason and not self._done:
             shown = body[:200].decode("utf-8", "replace")
             self._fault = WireFault(
                 kind="foreign", message=f"the endpoint answered with no completion: {shown}"
@@ -161,59 +201,97 @@ class TurnBuilder:
                 break
             for chunk in self._decode(payload):
                 self._take_chunk(chunk, content, reasoning)
-        if not content and not reasoning:
-            return None
-        shown = self._content.add(content), self._reasoning.add(reasoning)
+        said, thought = self._thoughts.split("".join(content)) if content else ("", "")
+        shown = self._content.add([said]), self._reasoning.add([*reasoning, thought])
         return Delta(content=shown[0], reasoning=shown[1]) if shown[0] or shown[1] else None
 
     def _decode(self, payload: bytes) -> list[Chunk]:
-        """The chunk of an event; several when the server forgot the blank lines between its events."""
-        if not payload.strip():
+        """The chunks of an event; several when the server forgot the blank lines between its events, or writes one JSON
+        a line without calling it an event."""
+        payload = payload.strip()
+        while payload.startswith(b"data:"):  # A proxy that made events of events.
+            payload = payload[5:].strip()
+        if payload == DONE:
+            self._done = True
+            return []
+        if not payload or _PING.fullmatch(payload):
             return []
         try:
-            return [decode_chunk(payload)]
+            return decode_chunks(payload)
         except UnreadableChunk as error:
-            if b"\n" in payload and self._form == "events":
+            if b"\n" in payload:
                 return [chunk for line in payload.split(b"\n") for chunk in self._decode(line)]
-            self._fault = self._fault or WireFault(kind="garbled", message=str(error))
+            self._fault = self._fault or WireFault(kind="garbled", message=without_surrogates(str(error)))
             return []
 
     def _take_chunk(self, chunk: Chunk, content: list[str], reasoning: list[str]) -> None:
-        if chunk.error:
-            message = error_message(chunk.error)
-            self._fault = self._fault or WireFault(kind="error", message=message, error=chunk.error)
+        if (error := _cleaned(error_in(chunk))) is not None:
+            self._fault = self._fault or WireFault(kind="error", message=error_message(error), error=error)
             return
         self._count(chunk.usage)
-        for choice in chunk.choices or ():
+        if isinstance(chunk.x_groq, dict):
+            self._count(cast(dict[str, object], chunk.x_groq).get("usage"))
+        for position, choice in enumerate(chunk.choices or ()):
+            index = number_of(choice.index)
             # More than one choice was never asked for; some servers send others all the same.
-            if choice.index is None or choice.index == 0:
+            if (position if index is None else index) == 0:
                 self._take_choice(choice, content, reasoning)
+            else:
+                self._strays += 1
 
     def _take_choice(self, choice: Choice, content: list[str], reasoning: list[str]) -> None:
         self._count(choice.usage)
-        if (delta := choice.delta or choice.message) is not None:
-            if text := text_of(delta.content):
-                content.append(text)
-            if text := text_of(delta.reasoning_content) or text_of(delta.reasoning):
-                reasoning.append(text)
-            if text := text_of(delta.refusal):
-                self._refusal.add([text])
-            for position, fragment in enumerate(delta.tool_calls or ()):
-                self._calls.take(fragment, position)
-            if delta.function_call is not None:
-                self._calls.take(CallDelta(index=0, function=delta.function_call), 0)
-        if isinstance(choice.finish_reason, str) and choice.finish_reason:
-            self._finish_reason = choice.finish_reason
-        elif self._form == "whole" and choice.message is not None:
-            self._finish_reason = "stop"
+        before = (len(content), len(reasoning), self._calls.fragments)
+        if choice.delta is not None:
+            self._take_message(choice.delta, content, reasoning)
+        if choice.message is not None:
+            self._take_snapshot(choice.message, choice.delta is not None, content, reasoning)
+        if text := text_of(choice.text):
+            content.append(text)
+        if self._finish_reason and before != (len(content), len(reasoning), self._calls.fragments):
+            self._unreliable = True
+        word = without_surrogates(word_of(choice.finish_reason))
+        if word.lower() not in _NO_WORDS:
+            self._finish_reason = word
+        elif self._form == "whole" and (choice.message is not None or choice.text is not None):
+            self._finish_reason = self._finish_reason or "stop"
+
+    def _take_message(self, delta: MessageDelta, content: list[str], reasoning: list[str]) -> None:
+        if text := text_of(delta.content):
+            content.append(text)
+        if text := reasoning_of(delta):
+            reasoning.append(text)
+        if text := text_of(delta.refusal):
+            self._refusal.add([text])
+        for position, fragment in enumerate(delta.tool_calls or ()):
+            self._calls.take(fragment, position)
+        # Some send a call in the old form and in the new one.
+        if delta.function_call is not None and not delta.tool_calls:
+            self._calls.take(CallDelta(index=0, function=delta.function_call), 0)
+
+    def _take_snapshot(
+        self, message: MessageDelta, beside_delta: bool, content: list[str], reasoning: list[str]
+    ) -> None:
+        """A `message` inside of a stream is the turn so far; only what it has more is new."""
+        rest: dict[str, object] = {}
+        for name, text, known in (
+            ("content", text_of(message.content), self._content.received + "".join(content)),
+            ("reasoning_content", reasoning_of(message), self._reasoning.received + "".join(reasoning)),
+        ):
+            fresh = text.removeprefix(known) if text.startswith(known) else "" if beside_delta else text
+            rest[name] = fresh or None
+        plain = {"reasoning": None, "reasoning_text": None, "reasoning_details": None, "thinking": None}
+        if not isinstance(message.content, str):
+            plain["reasoning_details"] = None
+        self._take_message(msgspec.structs.replace(message, **plain, **rest), content, reasoning)
 
     def _count(self, usage: object) -> None:
-        """Usage frames are cumulative: the largest, of equal ones the last, is the turn's."""
+        """Usage frames are cumulative: of several, each count's largest is the turn's."""
         if usage is None:
             return
         frame = read_frame(usage)
-        if frame is not None and (self._frame is None or frame.total >= self._frame.total):
-            self._frame = frame
+        if frame is not None:
+            self._frame = frame if self._frame is None else self._frame.joined(frame)
 
 
 class _Text:
@@ -223,17 +301,25 @@ class _Text:
         self._pieces: list[str] = []
         self._held = ""
 
+    @property
+    def received(self) -> str:
+        """All of it, as it came."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
     def add(self, pieces: list[str]) -> str:
         """Append; gives what can be shown now."""
-        if not pieces:
+        fresh = "".join(pieces)
+        if not fresh:
             return ""
-        self._pieces.extend(pieces)
-        text = self._held + "".join(pieces)
+        self._pieces.append(fresh)
+        text = self._held + fresh
         self._held = text[-1] if "\ud800" <= text[-1] <= "\udbff" else ""
         return without_surrogates(text[:-1] if self._held else text)
 
     def whole(self) -> str:
-        return without_surrogates("".join(self._pieces))
+        return without_surrogates(self.received)
 
 
 def _form_of(head: bytes) -> Literal["unknown", "events", "whole"]:
@@ -255,3 +341,11 @@ def error_message(error: object) -> str:
             return error
         case _:
             return msgspec.json.encode(error).decode()
+
+
+def _cleaned(error: object) -> object:
+    """A reported error as it can be stored."""
+    try:
+        return clean(error)
+    except (ValueError, RecursionError):
+        return "an error that cannot be read"

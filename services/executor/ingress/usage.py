@@ -3,7 +3,7 @@
 Invariant: an odd or empty frame counts as none; a number that is missing is 0, never a guess.
 """
 
-from typing import cast
+from typing import Self, cast
 
 import msgspec
 
@@ -18,9 +18,14 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     reasoning_tokens: int
 
-    @property
-    def total(self) -> int:
-        return self.input_tokens + self.output_tokens
+    def joined(self, other: Self) -> "Frame":
+        """Both frames of one turn: counts only grow, and some send the input's with the first frame alone."""
+        return Frame(
+            input_tokens=max(self.input_tokens, other.input_tokens),
+            output_tokens=max(self.output_tokens, other.output_tokens),
+            cached_tokens=max(self.cached_tokens, other.cached_tokens),
+            reasoning_tokens=max(self.reasoning_tokens, other.reasoning_tokens),
+        )
 
     def usage(self) -> Usage:
         """The usage of one request; its cost is added by who knows the prices."""
@@ -38,18 +43,16 @@ def read_frame(usage: object) -> Frame | None:
     if not isinstance(usage, dict) or not usage:
         return None
     fields = cast(dict[str, object], usage)
-    prompt, completion = (
-        _fields(fields, "prompt_tokens_details"),
-        _fields(fields, "completion_tokens_details"),
-    )
+    prompt = {**_fields(fields, "input_tokens_details"), **_fields(fields, "prompt_tokens_details")}
+    completion = {**_fields(fields, "output_tokens_details"), **_fields(fields, "completion_tokens_details")}
     frame = Frame(
         input_tokens=_count(fields, "prompt_tokens", "input_tokens"),
         output_tokens=_count(fields, "completion_tokens", "output_tokens"),
         cached_tokens=_count(prompt, "cached_tokens")
-        or _count(fields, "prompt_cache_hit_tokens", "cached_tokens"),
-        reasoning_tokens=_count(completion, "reasoning_tokens"),
+        or _count(fields, "prompt_cache_hit_tokens", "cache_read_input_tokens", "cached_tokens"),
+        reasoning_tokens=_count(completion, "reasoning_tokens") or _count(fields, "reasoning_tokens"),
     )
-    return frame if frame.total > 0 else None
+    return frame if frame.input_tokens or frame.output_tokens else None
 
 
 def _fields(fields: dict[str, object], name: str) -> dict[str, object]:
@@ -60,6 +63,8 @@ def _fields(fields: dict[str, object], name: str) -> dict[str, object]:
 def _count(fields: dict[str, object], *names: str) -> int:
     for name in names:
         value = fields.get(name)
+        if isinstance(value, str) and value.isdecimal() and len(value) < 16:
+            value = int(value)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15:
             return int(value)
     return 0
