@@ -11,7 +11,7 @@ import msgspec
 from libs.contracts.checks import Check, CheckResult, Verdict, Verification
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
-from libs.contracts.values import ModelToolCall, RunError, Usage
+from libs.contracts.values import ModelToolCall, ProjectInstructions, RunError, Usage
 
 
 class EventBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,7 +236,8 @@ class ToolUncertain(EventBody, frozen=True, kw_only=True):
 
 
 class WorkspaceAttached(EventBody, frozen=True, kw_only=True):
-    """Which host holds the workspace: in its own log, then in the run's. `baseline`: commit at the run's first attach."""
+    """Which host holds the workspace: in its own log, then in the run's. `baseline`: commit at the run's first attach,
+    `instructions`: the project's own, as they were then."""
 
     type = "workspace.attached"
 
@@ -246,6 +247,7 @@ class WorkspaceAttached(EventBody, frozen=True, kw_only=True):
     snapshot: str | None = None
     baseline: str | None = None
     changed: list[str] = []
+    instructions: ProjectInstructions | None = None
 
 
 class WorkspaceSnapshotted(EventBody, frozen=True, kw_only=True):

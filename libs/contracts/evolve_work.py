@@ -195,7 +195,13 @@ def workspace_attached(state: RunState, event: Event) -> RunState:
         note = f"SYSTEM NOTE: these files changed since you last saw them, read them again: {listed}"
         inbox = (*inbox, UserItem(text=note, origin="runtime"))
     files = {path: digest for path, digest in state.files.items() if path not in body.changed}
-    return _replace(state, attachment=attachment, inbox=inbox, files=files)
+    project, found = state.project, body.instructions
+    if found is not None and state.iteration == 0:
+        project = found
+        if found.problem is None:
+            # The model has seen the file: should it change, that is said like of any other.
+            files = {**files, found.path: found.sha256}
+    return _replace(state, attachment=attachment, inbox=inbox, files=files, project=project)
 
 
 def unchanged(state: RunState, _: Event) -> RunState:

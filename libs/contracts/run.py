@@ -14,7 +14,7 @@ from libs.contracts.events import EventBody
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
 from libs.contracts.transcript import AssistantItem, Item, UserItem
-from libs.contracts.values import RunError, Todo, Usage
+from libs.contracts.values import ProjectInstructions, RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
 FOLD_VERSION = 2
@@ -252,6 +252,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     child_results: dict[str, ChildResult] = {}
 
     attachment: Attachment | None = None
+    # What stands in the prompt; it never changes once the model was asked.
+    project: ProjectInstructions | None = None
     files: dict[str, str] = {}
     verification_pending: PendingVerification | None = None
     verification: Verification | None = None

@@ -139,7 +139,7 @@ class ToolNotice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
 
 # Internal calls of the runtime itself: served by every workspace host on `<p>.call.host.<boot>`, never offered to a model.
-# `workspace_attach` {baseline: commit|null, files: {path: sha256}} -> metadata {baseline, changed: [path]}
+# `workspace_attach` {baseline: commit|null, files: {path: sha256}} -> metadata {baseline, changed: [path], instructions}
 WORKSPACE_ATTACH = "workspace_attach"
 # Of a verifier to the workspace's host; their arguments and answers are in `evidence.py`. The first two go over the work
 # queue (their intent is `verification.requested`), the last by request.

@@ -63,3 +63,16 @@ class ModelToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class Todo(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     status: Literal["pending", "in_progress", "completed"] = "pending"
+
+
+class ProjectInstructions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a project tells every agent that works on it, as a run found it: the file, its digest, its beginning.
+
+    `clipped`: there is more in the file than `text`. `problem` says why a file that is there was not used.
+    """
+
+    path: str
+    text: str = ""
+    sha256: str = ""
+    clipped: bool = False
+    problem: str | None = None

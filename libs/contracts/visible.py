@@ -31,6 +31,11 @@ def hides(char: str) -> bool:
     return unicodedata.category(char) in _HIDING
 
 
+def visible(text: str) -> str:
+    """Prose with every hiding character but the new line and the tab written as an escape."""
+    return "".join(_escaped(char) if hides(char) and char not in "\n\t" else char for char in text)
+
+
 def visible_json(value: object) -> str:
     """A JSON value on one line, keys sorted, every character that a reader could miss or be misled by escaped as JSON
     escapes it: for what a person approves. The plain space is the only space that is shown as one."""

@@ -25,6 +25,7 @@ from libs.contracts.tools import Refusal, ToolCall, ToolResult
 from services.toolhost.errors import ToolFailure
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.predecessor import HolderRecord, clear_checks, this_process
+from services.toolhost.project import instructions
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.tools.files import sha256_of
 from services.toolhost.workspace import WorkspacePlace, place_of
@@ -181,12 +182,17 @@ class Workspaces:
         )
         attached.baselines[call.run_id] = baseline
         changed = await asyncio.to_thread(_changed, attached.guard, wanted.files)
+        found = await asyncio.to_thread(instructions, attached.guard)
         return ToolResult(
             call_id=call.call_id,
             attempt=call.attempt,
             ok=True,
             output="",
-            metadata={"baseline": baseline, "changed": changed},
+            metadata={
+                "baseline": baseline,
+                "changed": changed,
+                "instructions": msgspec.to_builtins(found),
+            },
         )
 
     async def _baseline(self, call: ToolCall, attached: Attached, known: str | None) -> str:

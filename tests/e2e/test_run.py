@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import httpx
@@ -25,6 +26,7 @@ SCRIPT = {
         calls(call("ask_user", question="left or right?", options=["left", "right"])),
         says("Thank you."),
     ],
+    "[agents]": [calls(call("ask_user", question="Go on?")), says("I did what was asked.")],
     "[wait]": [calls(call("ask_user", question="for ever?"))],
     "[escape]": [
         calls(*(call("read_file", path=path) for path in ESCAPES)),
@@ -152,6 +154,28 @@ async def test_a_claim_of_a_file_that_was_never_written_fails_the_verification(o
     assert run.error.error_code == "VERIFICATION_FAILED"
     rounds = [event.payload for event in await on.events(run_id) if event.type == "verification.completed"]
     assert [payload["status"] for payload in rounds] == ["FAILED"] * 3
+
+
+async def test_the_projects_instructions_are_in_the_prompt_which_stays_the_same_when_they_change(
+    on: Stage,
+) -> None:
+    folder = on.workspace("with_agents", {"AGENTS.md": "Tabs, not spaces.", "run_tests.sh": "exit 0\n"})
+    run_id = await on.submit("[agents]", workspace="with_agents", instructions="In French.")
+    await on.until(run_id, lambda run: run.status == "WAITING_FOR_INPUT")
+    (folder / "AGENTS.md").write_text("Spaces, not tabs.")
+    await on.client.reply(run_id, "yes")
+    assert (await on.ended(run_id)).status == "COMPLETED"
+    first, second = [json.loads(body) for body in on.model.bodies if b"[agents]" in body]
+    assert first["messages"] == second["messages"][:2]
+    assert first["tools"] == second["tools"]
+    prompt = first["messages"][0]["content"]
+    assert prompt.endswith("Tabs, not spaces.")
+    assert "In French." in prompt
+    changed = [message["content"] for message in second["messages"] if message["role"] == "user"][-1]
+    assert changed.startswith("SYSTEM NOTE")
+    assert "AGENTS.md" in changed
+    kinds = [event.type for event in await on.events(run_id)]
+    assert kinds.index("workspace.attached") < kinds.index("model.requested")
 
 
 async def test_of_twenty_concurrent_replies_one_wins_and_the_run_goes_on_with_it(on: Stage) -> None:

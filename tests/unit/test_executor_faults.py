@@ -7,10 +7,8 @@ import msgspec
 import pytest
 
 from libs.contracts.errors import ConfigurationError
-from libs.contracts.tasks import TaskSpec
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import Usage
-from services.executor.egress.prompt import system_prompt
 from services.executor.egress.request import Profile
 from services.executor.egress.toolset import toolset
 from services.executor.endpoint.faults import Refused, judge_refusal, judge_wire, learned, retry_after_s
@@ -158,18 +156,6 @@ def test_a_bad_price_table_is_an_error_that_names_the_setting(tmp_path: Path) ->
     table.write_text('{"m": {"inptu": 1}}')
     with pytest.raises(ConfigurationError, match="PERDURE_MODEL_PRICES"):
         load_prices(table)
-
-
-def test_the_prompt_says_only_what_the_tools_allow() -> None:
-    whole = system_prompt(
-        TaskSpec(goal="x", instructions="Speak French."), ["run_tests", "ask_user", "write_todos"]
-    )
-    alone = system_prompt(TaskSpec(goal="x", unattended=True), ["echo", "ask_user"])
-    assert "run_tests" in whole
-    assert whole.endswith("Speak French.")
-    assert "ask_user" not in alone
-    assert "Workspace" not in alone
-    assert len(whole) < 4_000
 
 
 def test_the_same_tools_give_the_same_bytes_in_any_order() -> None:

@@ -240,6 +240,8 @@ def _next(state: RunState, env: Env) -> Step:
     spent = _spent(state)
     if spent is not None:
         return _end(env, _failed(state, *spent))
+    if _begins_in_a_workspace(state, env) and not env.attached:
+        return Do((Attach(),))  # What the project says belongs into the prompt, which never changes later.
     count, window = env.window(state, False)
     match window:
         case Compact(event=event):
@@ -251,6 +253,17 @@ def _next(state: RunState, env: Env) -> Step:
                 iteration=state.iteration + 1, model=env.model, message_count=count, estimated_tokens=tokens
             )
             return Say([request])
+
+
+def _begins_in_a_workspace(state: RunState, env: Env) -> bool:
+    """Whether the run comes to a workspace that was there before it, with tools to work in it. One of its own is empty
+    and is attached when a call needs it."""
+    if state.iteration or state.task.workspace is None:
+        return False
+    offered = state.task.tools
+    if offered is None:
+        return True
+    return any(name not in env.specs or env.specs[name].needs_workspace for name in offered)
 
 
 def _rounds_used_up(state: RunState, last: object) -> bool:

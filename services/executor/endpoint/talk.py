@@ -92,12 +92,17 @@ class Talk:
         self, model: Model, bus: Bus, clock: Clock, state: RunState, specs: Mapping[str, ToolSpec]
     ) -> None:
         self._model, self._bus, self._clock = model, bus, clock
-        self._history = History(system_prompt(state.task, sorted(specs)))
+        self._names = sorted(specs)
+        self._project = state.project
+        self._history = self._begun(state)
         self._tools = toolset(specs.values())
         self._schemas = Schemas(specs)
 
     def window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:
         """The number of messages that a request in this state would have, and whether it fits."""
+        if state.project != self._project:
+            # Only before the first request: the workspace was attached, and its project has something to say.
+            self._project, self._history = state.project, self._begun(state)
         outbound = self._history.outbound(state, self._model.profile(state.task.model))
         tool_tokens = self._tools.estimated_tokens
         window = fit(outbound, state.limits, tool_tokens=tool_tokens, overflowed=overflowed)
@@ -140,6 +145,12 @@ class Talk:
             except ModelFailure as failure:
                 return [self._failed(state, failure)]
         return [self._completed(state, turn, int((self._clock.monotonic() - began) * 1000))]
+
+    def _begun(self, state: RunState) -> History:
+        prompt = system_prompt(
+            state.task, self._names, state.project, context_tokens=state.limits.context_tokens
+        )
+        return History(prompt)
 
     def _completed(self, state: RunState, turn: ModelTurn, latency_ms: int) -> e.ModelCompleted:
         return e.ModelCompleted(

@@ -16,6 +16,7 @@ from libs.contracts.events import WorkspaceAttached
 from libs.contracts.ids import workspace_id
 from libs.contracts.run import RunState
 from libs.contracts.tools import WORKSPACE_ATTACH, Refusal, Semantics, ToolCall, ToolResult
+from libs.contracts.values import ProjectInstructions
 from services.executor.tools.calls import Calls
 from services.executor.tools.hosts import Hosts
 
@@ -123,13 +124,20 @@ class Workspaces:
         known = state.attachment
         if known is not None and known.host == named.host and not answer.changed:
             return Attached(named.host, None)
-        event = msgspec.structs.replace(named, baseline=answer.baseline, changed=answer.changed)
+        event = msgspec.structs.replace(
+            named,
+            baseline=answer.baseline,
+            changed=answer.changed,
+            # They are of use once, before the model is asked for the first time.
+            instructions=answer.instructions if known is None and state.iteration == 0 else None,
+        )
         return Attached(named.host, event)
 
 
 class _AttachAnswer(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str | None = None
     changed: list[str] = []
+    instructions: ProjectInstructions | None = None
 
 
 def _attachment(tail: Record | None) -> WorkspaceAttached | None:
