@@ -9,7 +9,8 @@ from typing import NamedTuple, cast
 import msgspec
 
 from libs.contracts.envelope import Record, raw_events
-from libs.contracts.events import ModelCompleted, ModelDelta, RunDeleted
+from libs.contracts.events import ModelCompleted, RunDeleted
+from libs.contracts.live import ModelDelta
 
 # Milliseconds until a browser reconnects by itself: soon, but not all at once after a restart of a gateway.
 RETRY = b"retry: 1000\n\n"

@@ -19,7 +19,7 @@ from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.envelope import Record
 from libs.contracts.errors import NewerRecord, NotFound, PerdureError
-from libs.contracts.events import ModelDelta
+from libs.contracts.live import ModelDelta
 from libs.contracts.run import TERMINAL, RunStatus
 from libs.contracts.subjects import Subjects
 from services.gateway.frames import completed_iteration, delta_frame, is_tombstone, shown_events

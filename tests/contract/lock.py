@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from libs.contracts import checks, tasks, tools
 from libs.contracts.envelope import SCHEMA, RecordBody, WireEvent, event_kinds
-from libs.contracts.events import ModelDelta
+from libs.contracts.live import ModelDelta
 
 LOCK = Path(__file__).resolve().parents[2] / "libs" / "contracts" / "schema.lock.json"
 

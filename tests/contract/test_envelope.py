@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.contracts import envelope, events
+from libs.contracts import envelope
 from libs.contracts.envelope import Event, Record, RecordHeader, event_kinds
 from libs.contracts.errors import PerdureError, UnreadableRecord
 from libs.contracts.events import LogEvent, MessageReceived, RunStartRequested
+from libs.contracts.live import ModelDelta
 from tests.contract.strategies import events as any_event
 
 RUN = "run_0_" + "0" * 26
@@ -142,5 +143,5 @@ def test_a_header_of_a_later_schema_or_without_its_parts_is_unreadable() -> None
 
 def test_transient_text_is_no_event_of_the_log() -> None:
     assert "model.delta" not in event_kinds()
-    encoded = msgspec.json.encode(events.ModelDelta(run_id=RUN, iteration=1, attempt=1, content="x"))
+    encoded = msgspec.json.encode(ModelDelta(run_id=RUN, iteration=1, attempt=1, content="x"))
     assert msgspec.json.decode(encoded)["type"] == "model.delta"

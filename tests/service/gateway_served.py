@@ -18,7 +18,7 @@ from libs.bus.runs import Folded, Runs
 from libs.chassis.clock import SystemClock
 from libs.contracts import events as e
 from libs.contracts.checks import Verdict, Verification
-from libs.contracts.events import ModelDelta
+from libs.contracts.live import ModelDelta
 from libs.contracts.tools import Semantics
 from libs.contracts.values import Usage
 from services.gateway.app import Gateway

@@ -15,6 +15,7 @@ import msgspec
 from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
 from libs.contracts.ids import call_id
+from libs.contracts.live import ModelDelta
 from libs.contracts.run import RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, ToolItem
@@ -69,7 +70,7 @@ class ScriptedTalk:
     async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]:  # noqa: ARG002 nothing fails here
         world = self._world
         live = self._machine.bus.subjects.live(state.tenant, state.run_id)
-        delta = e.ModelDelta(run_id=state.run_id, iteration=state.iteration, attempt=1, content="…")
+        delta = ModelDelta(run_id=state.run_id, iteration=state.iteration, attempt=1, content="…")
         await self._machine.bus.wire.publish(live, msgspec.json.encode(delta))
         chance = world.chance.random()
         await world.clock.sleep(0.01 + 0.3 * chance if chance < 0.95 else 4.0)

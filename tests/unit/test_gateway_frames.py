@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from libs.contracts import events as e
 from libs.contracts.envelope import Event, Record, RecordHeader, encode_record
+from libs.contracts.live import ModelDelta
 from libs.contracts.offload import move_out
 from libs.contracts.tools import Semantics
 from services.gateway.frames import delta_frame, shown_events, whole_event
@@ -96,7 +97,7 @@ def test_a_tombstone_is_never_shown() -> None:
 
 
 def test_a_delta_is_transient_and_has_no_id() -> None:
-    frame = delta_frame(e.ModelDelta(run_id=RUN, iteration=2, attempt=1, content="a\nb"), "t").decode()
+    frame = delta_frame(ModelDelta(run_id=RUN, iteration=2, attempt=1, content="a\nb"), "t").decode()
     lines = frame.split("\n")
     assert lines[0] == "event: model.delta"
     assert not any(line.startswith("id") for line in lines)

@@ -13,7 +13,7 @@ import msgspec
 from libs.bus.ports import Wire
 from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, PayloadTooLarge
-from libs.contracts.events import ModelDelta
+from libs.contracts.live import ModelDelta
 
 # A person sees no difference below this, and a fast model would else send a thousand messages a second.
 COALESCE_S = 0.03
