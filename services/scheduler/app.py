@@ -93,6 +93,7 @@ class Scheduler:
             self._tickets.send(self.leadership, self._wakeups.settled),
             self._takeover.attend(self.leadership, again_s=self._timing.tick_s),
             self._sweep.sweep(self.leadership),
+            self._sweep.find_lost_tickets(self.leadership),
             self._chores.work(self.leadership),
             self._deadlines.consume(self.leadership),
             self._tasks.consume(),

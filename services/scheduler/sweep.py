@@ -45,7 +45,7 @@ class Sweep:
     ) -> None:
         self._rows, self._wakeups, self._replicas, self._chores = rows, wakeups, replicas, chores
         self._clock, self._timing = clock, timing
-        self._steps = (self._find_lost_tickets, replicas.reconcile, *steps)
+        self._steps = (replicas.reconcile, *steps)
         self._soon = asyncio.Event()
 
     def soon(self) -> None:
@@ -65,6 +65,14 @@ class Sweep:
             self._soon.clear()
             if leadership.leads:
                 await self._sweep()
+
+    async def find_lost_tickets(self, leadership: Leadership) -> None:
+        """Look for tickets that nobody took, until cancelled: a run that waits for one stands still meanwhile."""
+        await self._wakeups.settled.wait()
+        while True:
+            await self._clock.sleep(self._timing.resend_s / 2)
+            if leadership.leads:
+                await self._find_lost_tickets()
 
     async def _sweep(self) -> None:
         self._look_into_runs()

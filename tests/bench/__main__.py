@@ -31,6 +31,7 @@ from tests.bench.figures import Row, publishes, table
 from tests.bench.fleet import fleet_rows
 from tests.bench.processes import rss_mb
 from tests.bench.single import iterations, starts, stream
+from tests.bench.takeover import takeover_rows
 
 _RSS_GATEWAY_MB, _RSS_SUM_MB = 90, 450
 
@@ -43,14 +44,27 @@ class Sizes(NamedTuple):
     single: tuple[int, int]
     streamed: int
     fleets: tuple[tuple[int, int], ...]
+    losses: int
 
 
 FULL = Sizes(
-    append_rounds=500, starts=60, single=(4, 50), streamed=300, fleets=((1, 50), (64, 20), (256, 10))
+    append_rounds=500,
+    starts=60,
+    single=(4, 50),
+    streamed=300,
+    fleets=((1, 50), (64, 20), (256, 10)),
+    losses=5,
 )
-QUICK = Sizes(append_rounds=150, starts=20, single=(2, 30), streamed=100, fleets=((1, 30), (64, 8), (256, 3)))
+QUICK = Sizes(
+    append_rounds=150,
+    starts=20,
+    single=(2, 30),
+    streamed=100,
+    fleets=((1, 30), (64, 8), (256, 3)),
+    losses=1,
+)
 # A bench that is not through by then hangs.
-_WATCHDOG_S = 600.0
+_WATCHDOG_S = 900.0
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +81,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description="What Perdure costs.")
-    parser.add_argument("--quick", action="store_true", help="less of everything, under a minute")
+    parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="where figures are kept")
     options = parser.parse_args()
     out: Path = options.out
@@ -114,6 +128,8 @@ async def _measured(sizes: Sizes, folder: Path, log: MergedLog, *, quick: bool) 
             rows += found
             rss[f"after {runs}"] = _rss(here)
     rows += _memory(rss)
+    _say("losses")
+    rows += await takeover_rows(folder / "losses", sizes.losses)
     _say("")
     machine = {"cpus": float(cpu_count() or 0), "python": platform.python_version(), "load_before": before}
     _show(rows, cpu_ms, rss, written.publish_ms, machine)

@@ -118,7 +118,7 @@ async def _alternate(
 ) -> tuple[_Times, list[int]]:
     """Seconds of each kind of write, and the sizes of what was written."""
     runs = Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), clock)
-    folded, draft_on = await _claimed(runs, clock), await _claimed(runs, clock)
+    folded, draft_on = await claimed(runs, clock), await claimed(runs, clock)
     times, sizes = _Times([], [], []), list[int]()
     last, sequence = draft_on.last, draft_on.state.sequence
     for number in range(2 * rounds + _WARM_UP):
@@ -145,7 +145,7 @@ async def _alternate(
     return times, sizes
 
 
-async def _claimed(runs: Runs, clock: SystemClock) -> Folded:
+async def claimed(runs: Runs, clock: SystemClock) -> Folded:
     """A fresh run that the bench owns, its first model call requested."""
     run_id = random_run_id(clock, 0)
     created = RunCreated(
