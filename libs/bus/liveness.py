@@ -39,7 +39,8 @@ _log = logging.getLogger("perdure.bus")
 
 
 class Registration(NamedTuple):
-    """What a process says of itself. `free` is asked at each renewal; without it all slots count as free."""
+    """What a process says of itself. `free` and `notes`, which adds to `info`, are asked at each renewal; without the
+    former all slots count as free."""
 
     service: str
     replica: str
@@ -48,6 +49,7 @@ class Registration(NamedTuple):
     ttl_s: float
     info: dict[str, str]
     free: Callable[[], int] | None = None
+    notes: Callable[[], dict[str, str]] | None = None
 
 
 class LeaseValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +258,7 @@ class Lease:
             free=given.slots if given.free is None else given.free(),
             model_configured=given.model_configured,
             beat=self._beat,
-            info=given.info,
+            info=given.info if given.notes is None else given.info | given.notes(),
         )
 
     # --- Others ---

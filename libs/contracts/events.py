@@ -287,13 +287,14 @@ class InputReceived(EventBody, frozen=True, kw_only=True):
 
 
 class MessageReceived(EventBody, frozen=True, kw_only=True):
-    """A steering message, or a note of the runtime to the model (`by="runtime"`)."""
+    """A steering message, or a note of the runtime to the model (`by="runtime"`): of a limit that is near, `about` it."""
 
     type = "message.received"
 
     text: str
     by: str
     client_request: str | None = None
+    about: str | None = None
 
 
 class ReconciliationRequired(EventBody, frozen=True, kw_only=True):

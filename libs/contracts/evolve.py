@@ -235,7 +235,8 @@ def _message_received(state: RunState, event: Event) -> RunState:
     body = cast(e.MessageReceived, event.body)
     item = UserItem(text=body.text, origin="runtime" if body.by == "runtime" else "steering")
     remembered = _remembered(state, body.client_request)
-    return _replace(remembered, inbox=(*state.inbox, item))
+    told = state.told if body.about is None else state.told | {body.about}
+    return _replace(remembered, inbox=(*state.inbox, item), told=told)
 
 
 def _reconciliation_required(state: RunState, event: Event) -> RunState:

@@ -222,6 +222,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     cancel_requested_by: str | None = None
     pause_requested: bool = False
     inbox: tuple[UserItem, ...] = ()
+    # The limits that the model was told are near: as many as there are limits at most.
+    told: frozenset[str] = frozenset()
     # Requests of clients that named an Idempotency-Key and were carried out (`http.client_request`).
     client_requests: tuple[str, ...] = ()
 

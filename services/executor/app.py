@@ -5,7 +5,7 @@ Invariant: the process is registered before it pulls a ticket, and releases its 
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from libs.contracts.tasks import Ticket
 from libs.policy.decision import Policy
 from services.executor.activities import Workbench
 from services.executor.claims import Claims, Held
+from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.talk import Talking, open_talker
 from services.executor.quarantine import CLAIMED, Quarantine
 from services.executor.session import SessionParts
@@ -31,7 +32,7 @@ from services.executor.tools.calls import Calls
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.workspace import Workspaces
 
-OpenTalker = Callable[[ExecutorSettings, Bus, Clock], AbstractAsyncContextManager[Talking]]
+OpenTalker = Callable[[ExecutorSettings, Bus, Clock, Circuits], AbstractAsyncContextManager[Talking]]
 MakeQuarantine = Callable[[Bus, Runs, Clock], Quarantine]
 
 # Claims in progress per priority; each is a few milliseconds of waiting for the bus.
@@ -58,17 +59,15 @@ async def serve(
     settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
     died = asyncio.Event()
     held: dict[str, Held] = {}
-    registration = Registration(
-        service="executor",
-        replica=settings.replica_id if only is None else f"{settings.replica_id}-quarantine",
-        slots=settings.slots if only is None else 0,
-        model_configured=settings.model_configured,
-        ttl_s=settings.lease_ttl_s,
-        info={},
-        free=lambda: max(0, settings.slots - len(held)) if only is None else 0,
-    )
+    circuits = Circuits()
+    registration = _registration(settings, held, quarantined=only is not None)
+
+    def notes() -> dict[str, str]:
+        left_alone = circuits.summary(clock.monotonic())
+        return {"models_left_alone": left_alone} if left_alone else {}
+
     async with (
-        register(bus, clock, registration, on_death=died.set) as liveness,
+        register(bus, clock, registration._replace(notes=notes), on_death=died.set) as liveness,
         asyncio.TaskGroup() as group,
     ):
         hosts = Hosts(bus)
@@ -77,7 +76,10 @@ async def serve(
         workspaces = Workspaces(bus, clock, liveness, hosts, calls, shards=SHARDS)
         # Imports the model's client, which takes a second: after the registration, so that others see the process.
         # The sessions end before the talker closes: a dead process's runs meet no closed client on their way out.
-        async with outside.open_talker(settings, bus, clock) as talker, asyncio.TaskGroup() as sessions:
+        async with (
+            outside.open_talker(settings, bus, clock, circuits) as talker,
+            asyncio.TaskGroup() as sessions,
+        ):
             hooks = CrashHooks(settings.test_hooks)
             bench = Workbench(bus, clock, hosts, calls, workspaces, talker, chassis.runs, Policy(), hooks)
             parts = SessionParts(
@@ -107,6 +109,19 @@ async def serve(
             await claims.drain()
         for task in background:
             task.cancel()
+
+
+def _registration(settings: ExecutorSettings, held: Mapping[str, Held], *, quarantined: bool) -> Registration:
+    """What the process says of itself; one that carries a single run has no slot for another."""
+    return Registration(
+        service="executor",
+        replica=f"{settings.replica_id}-quarantine" if quarantined else settings.replica_id,
+        slots=0 if quarantined else settings.slots,
+        model_configured=settings.model_configured,
+        ttl_s=settings.lease_ttl_s,
+        info={},
+        free=lambda: 0 if quarantined else max(0, settings.slots - len(held)),
+    )
 
 
 async def _carry(claims: Claims, ticket: Ticket, stop: asyncio.Event, died: asyncio.Event) -> None:

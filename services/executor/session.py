@@ -29,10 +29,10 @@ from services.executor.decision.decide import (
     Settled,
     SpawnChild,
     Verify,
-    deadline,
     foresee,
     settle,
 )
+from services.executor.decision.limits import deadline
 
 # A result that waits longer than this for a slower sibling is appended alone.
 SIBLING_WAIT_S = 1.0

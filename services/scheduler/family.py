@@ -14,6 +14,7 @@ from libs.contracts.cancelling import cancelled
 from libs.contracts.errors import NotFound
 from libs.contracts.events import ChildFinished, LogEvent
 from libs.contracts.run import TERMINAL, RunState, RunStatus
+from libs.contracts.transcript import AssistantItem
 from services.scheduler.row import delegated_by
 
 # What a parent reads of a child whose log is gone. The gateway deletes no child before its parent has heard of it.
@@ -21,6 +22,9 @@ LOST = "the run is gone: it was removed before its result reached this one"
 
 # Ends in one record, which holds 256 events; of a larger family the next sweep finds the rest.
 ENDS_MAX = 100
+# What a parent reads of the work of a child that failed: enough to go on from, little of its context.
+WORDS_CHARS_MAX = 2_000
+PARTS_MAX = 20
 
 _log = get_logger("family")
 
@@ -131,12 +135,32 @@ def finished(call_id: str, child: RunState) -> ChildFinished:
         case RunStatus.COMPLETED:
             answer = child.answer or ""
         case RunStatus.FAILED if child.error is not None:
-            answer = child.error.message
+            answer = f"{child.error.error_code}: {child.error.message}{partial_work(child)}"
         case _:
-            answer = f"it was cancelled by {child.cancel_requested_by or 'somebody'}"
+            answer = f"it was cancelled by {child.cancel_requested_by or 'somebody'}{partial_work(child)}"
     return ChildFinished(
         call_id=call_id, child_run_id=child.run_id, status=child.status, answer=answer, usage=child.usage
     )
+
+
+def partial_work(child: RunState) -> str:
+    """What a child that did not complete leaves behind, for its parent's model to go on from; empty if nothing."""
+    words = next(
+        (
+            item.content
+            for item in reversed(child.transcript)
+            if isinstance(item, AssistantItem) and item.content
+        ),
+        "",
+    )
+    done = [todo.content for todo in child.todos if todo.status == "completed"]
+    parts = [
+        f"It had done: {'; '.join(done[:PARTS_MAX])}" if done else "",
+        f"Files it read or wrote: {', '.join(sorted(child.files)[:PARTS_MAX])}" if child.files else "",
+        f"Its last words: {words[:WORDS_CHARS_MAX]}" if words else "",
+    ]
+    told = [part for part in parts if part]
+    return "\n".join(["", "What it did is not undone.", *told]) if told else ""
 
 
 def unheard(parent: RunState, ends: Sequence[ChildFinished]) -> list[LogEvent]:

@@ -21,16 +21,20 @@ def marker(iterations: int) -> str:
 
 
 def goal(iterations: int) -> str:
-    return f"Echo the same line again and again, then say that it was done. {marker(iterations)}"
+    return f"Echo one line after the other, then say that it was done. {marker(iterations)}"
 
 
 def script(lengths: set[int]) -> bytes:
     """The model's script: one conversation for each number of iterations, answered without delay."""
-    call = ScriptedCall(name="echo", arguments={"text": ECHO_TEXT})
+    # Another line each time: a run that sees the same again and again is stopped.
+    calls = [
+        ScriptedCall(name="echo", arguments={"text": f"{ECHO_TEXT} {number}"})
+        for number in range(max(lengths, default=0))
+    ]
     conversations = [
         Conversation(
             marker=marker(length),
-            turns=[*([Answer(calls=[call], repeat=length)] if length else []), Answer(text=FINAL_TEXT)],
+            turns=[*(Answer(calls=[call]) for call in calls[:length]), Answer(text=FINAL_TEXT)],
         )
         for length in sorted(lengths)
     ]

@@ -7,6 +7,7 @@ import pytest
 from deploy.dev.model_script import Answer
 from libs.contracts.clock import rfc3339
 from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, Profile
+from services.executor.endpoint.circuits import FAILURES_MAX, OPEN_S
 from services.executor.endpoint.completion import Patience
 from services.executor.endpoint.prices import Price
 from services.executor.ingress.turn import Delta
@@ -94,12 +95,42 @@ async def test_a_long_retry_after_parks_the_run_instead_of_sleeping(headers: dic
     assert failure.value.retry_at > rfc3339(START)
 
 
-async def test_an_unbearable_retry_after_is_no_time_to_park_until() -> None:
+async def test_an_unbearable_retry_after_is_neither_waited_for_nor_shortened_but_fails_at_once() -> None:
     answer = refused(429, retry_after="864000")
     async with talking(answer) as peer:
         with pytest.raises(ModelFailure) as failure:
             await peer.model.complete(asked(), ignore)
-    assert failure.value.retry_at is None
+        assert peer.server.count == 1
+    assert (failure.value.retry_at, failure.value.transient) == (None, False)
+
+
+async def test_many_runs_on_an_endpoint_that_is_down_ask_it_a_few_times_and_then_one_by_one() -> None:
+    clock, runs = QuickClock(), 30
+    async with talking(refused(503, "down"), clock=clock) as peer:
+        for _ in range(runs):
+            with pytest.raises(ModelFailure, match="down") as failure:
+                await peer.model.complete(asked(), ignore)
+            assert failure.value.transient
+        assert FAILURES_MAX <= peer.server.count < FAILURES_MAX + runs
+
+
+async def test_a_model_whose_circuit_is_open_is_passed_over_for_its_fallback_until_it_answers_again() -> None:
+    clock = QuickClock()
+    tries = [refused(503)] * ATTEMPTS + [OK] + [refused(503)] * (FAILURES_MAX - ATTEMPTS) + [OK] * 4
+    async with talking(Answer(attempts=tries), clock=clock, fallbacks=("second",)) as peer:
+        answered = [(await peer.model.complete(asked(), ignore)).model for _ in range(3)]
+        assert answered == ["second"] * 3
+        await clock.sleep(OPEN_S)
+        assert (await peer.model.complete(asked(), ignore)).model == "first"
+        models = [request.model for request in peer.server.asked]
+    assert models == [
+        *["first"] * ATTEMPTS,
+        "second",
+        *["first"] * (FAILURES_MAX - ATTEMPTS),
+        "second",
+        "second",
+        "first",
+    ]
 
 
 @pytest.mark.parametrize(

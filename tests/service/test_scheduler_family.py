@@ -82,7 +82,7 @@ async def test_every_end_of_a_child_is_reported_in_every_state_of_its_parent(
         assert state.status is S.WAITING_FOR_INPUT
         assert {call: (result.status, result.answer) for call, result in state.child_results.items()} == {
             "done": ("COMPLETED", "yes"),
-            "failed": ("FAILED", "the model is away"),
+            "failed": ("FAILED", "MODEL_ERROR: the model is away"),
             "cancelled": ("CANCELLED", "it was cancelled by test"),
         }
         assert len(await place.events(parent, e.ChildFinished)) == 3

@@ -61,6 +61,7 @@ PURE = (
     "libs.policy",
     "services.executor.decision",
     "services.executor.egress",
+    "services.executor.endpoint.circuits",
     "services.executor.endpoint.faults",
     "services.executor.ingress",
     "services.executor.tools.recovery",

@@ -1,10 +1,13 @@
 """Faults of endpoints: the status matrix, the words of bodies, Retry-After in all its forms; prices and the prompt."""
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from libs.contracts.errors import ConfigurationError
 from libs.contracts.tools import Semantics, ToolSpec
@@ -15,6 +18,17 @@ from services.executor.endpoint.faults import Refused, judge_refusal, judge_wire
 from services.executor.endpoint.prices import Price, load_prices, priced
 from services.executor.ingress.turn import WireFault
 
+DATES = st.builds(
+    "{}, {} {} {} {}:{}:{} {}".format,
+    st.sampled_from(["Sun", "Mon", "X", ""]),
+    st.integers(-1, 32),
+    st.sampled_from(["Nov", "Feb", "13", "x"]),
+    st.sampled_from(["2026", "0", "99999", "-1", "70"]),
+    *(st.integers(-1, 99),) * 3,
+    st.sampled_from(["GMT", "+9999", "-0000", "+2400", "", "é"]),
+)
+NUMBERS = st.floats().map(str) | st.integers().map(str)
+HEADERS = DATES | NUMBERS | st.text(max_size=30)
 NOW = datetime(2026, 11, 29, 12, 0, 0, tzinfo=UTC)
 
 
@@ -95,6 +109,14 @@ def test_retry_after_is_read_in_all_its_forms_or_ignored(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert retry_after_s(headers, NOW) == seconds
+
+
+@given(st.dictionaries(st.sampled_from(["retry-after", "retry-after-ms"]), HEADERS))
+def test_whatever_a_retry_after_says_it_is_a_time_that_can_be_waited_for_or_nothing(
+    headers: dict[str, str],
+) -> None:
+    seconds = retry_after_s(headers, NOW)
+    assert seconds is None or (seconds >= 0 and math.isfinite(seconds))
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,42 @@ def test_a_turn_that_is_no_answer_is_nudged_a_few_times_and_then_fails(
         assert verdict.error_code == error_code
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Let me look at the tests:",
+        "I found the cause.\n\nNow I'll fix it.",
+        "I will now run the tests.",
+        "**Next, I'll read the file...**",
+    ],
+)
+def test_a_step_that_is_announced_and_not_done_is_nudged_and_the_third_in_a_row_is_stuck(text: str) -> None:
+    assert [type(judge(turn(text), tools_offered=True, nudges=n)) for n in range(4)] == [
+        Nudge,
+        Nudge,
+        Fail,
+        Fail,
+    ]
+    stuck = judge(turn(text), tools_offered=True, nudges=2)
+    assert isinstance(stuck, Fail)
+    assert stuck.error_code == "STUCK"
+    assert judge(turn(text), tools_offered=False, nudges=0) == Final(answer=text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Done. Let me know if you need more...",
+        "All tests pass now.",
+        "I will stop here: nothing is left to do.",
+        "Let me now summarise.\nThe bug was an off-by-one.",
+        "The next step would be a release.",
+    ],
+)
+def test_an_answer_that_only_sounds_like_an_announcement_is_final(text: str) -> None:
+    assert judge(turn(text), tools_offered=True, nudges=0) == Final(answer=text)
+
+
 @pytest.mark.parametrize("reason", ["length", "max_tokens"])
 @pytest.mark.parametrize("reasoning", ["", "hm"])
 def test_an_output_limit_without_any_text_fails(reason: str, reasoning: str) -> None:

@@ -8,12 +8,12 @@ on in the world (activities; whatever else is going on is to be stopped) or leav
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from libs.contracts import events as e
 from libs.contracts.checks import Verdict
-from libs.contracts.clock import parse_rfc3339, rfc3339
+from libs.contracts.clock import rfc3339
 from libs.contracts.envelope import Event
 from libs.contracts.evolve import evolve
 from libs.contracts.ids import verify_call_id
@@ -23,6 +23,8 @@ from libs.contracts.transcript import AssistantItem, UserItem
 from libs.contracts.values import ModelToolCall, RunError, Usage
 from libs.policy.decision import Policy
 from services.executor.decision import calls, waits
+from services.executor.decision.limits import deadline, notice, spent, timed_out
+from services.executor.decision.stuck import circling
 from services.executor.egress.context import Compact, Exhausted, Fits, Window
 from services.executor.ingress.finish import Fail, Final, Nudge, Retry, RunTools, judge, nudges_in
 from services.executor.ingress.turn import ModelTurn
@@ -130,8 +132,7 @@ def decide(state: RunState, env: Env) -> Step:
     if env.draining:
         return _end(env, e.RunReleased(reason="shutdown"))
     if env.now >= deadline(state):
-        limit = f"the run used up its {state.limits.timeout_s:g} s; raise timeout_s or split the task"
-        return _end(env, _failed(state, "TIMEOUT", limit))
+        return _end(env, _failed(state, *timed_out(state)))
     if _may_pause(state):
         return _end(env, e.RunReleased(reason="suspended", waiting_for="resume"))
     if state.files and not env.attached:
@@ -145,13 +146,6 @@ def decide(state: RunState, env: Env) -> Step:
     if state.model_failure is not None:
         return _after_failure(state, env)
     return _next(state, env)
-
-
-def deadline(state: RunState) -> datetime:
-    """When the owned time of the run is used up, if its owner keeps it."""
-    assert state.owner is not None
-    left_ms = state.limits.timeout_s * 1000 - state.owned_ms
-    return parse_rfc3339(state.owner.since) + timedelta(milliseconds=left_ms)
 
 
 def _end(env: Env, event: e.LogEvent) -> Step:
@@ -185,9 +179,18 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
         and call.call_id not in env.spawned
         and call.call_id not in state.child_results
     ]
+    over = spent(state) if _works_for(state) else None
+    if over is not None and over[0] == "BUDGET_EXCEEDED":
+        # Its end ends the children that still work for it.
+        return _end(env, _failed(state, over[0], f"{over[1]}; what it had delegated is stopped"))
     if running or unborn:
         return Do((*(CallTool(call) for call in running), *(SpawnChild(call) for call in unborn)))
     return Do(()) if env.busy else Say(waits.suspend(state, open_calls))
+
+
+def _works_for(state: RunState) -> bool:
+    """Whether a child is at work, or about to be."""
+    return any(call.name == DELEGATE.name and call.call_id not in state.child_results for call in state.calls)
 
 
 def _needs_no_facts(state: RunState, pending: PendingVerification) -> bool:
@@ -237,11 +240,21 @@ def _next(state: RunState, env: Env) -> Step:
         assert state.verification is not None
         why = f"verification failed in {state.verification.round} rounds; see the evidence of its checks"
         return _end(env, _failed(state, "VERIFICATION_FAILED", why))
-    spent = _spent(state)
-    if spent is not None:
-        return _end(env, _failed(state, *spent))
+    over = spent(state)
+    if over is not None:
+        return _end(env, _failed(state, *over))
+    circle = circling(state)
+    if circle is not None:
+        if circle.over:
+            return _end(env, _failed(state, "STUCK", circle.message))
+        return Say([e.MessageReceived(text=circle.message, by="runtime")])
     if _begins_in_a_workspace(state, env) and not env.attached:
         return Do((Attach(),))  # What the project says belongs into the prompt, which never changes later.
+    return _ask(state, env)
+
+
+def _ask(state: RunState, env: Env) -> Step:
+    """The next request, once it fits and the model has been told what it must know before."""
     count, window = env.window(state, False)
     match window:
         case Compact(event=event):
@@ -249,6 +262,9 @@ def _next(state: RunState, env: Env) -> Step:
         case Exhausted(message=message):
             return _end(env, _failed(state, OVERFLOW, message))
         case Fits(tokens=tokens):
+            near = notice(state, env.now, tokens)
+            if near is not None:
+                return Say([near])
             request = e.ModelRequested(
                 iteration=state.iteration + 1, model=env.model, message_count=count, estimated_tokens=tokens
             )
@@ -275,22 +291,6 @@ def _rounds_used_up(state: RunState, last: object) -> bool:
     ):
         return False
     return isinstance(last, UserItem) and last.origin == "verification"
-
-
-def _spent(state: RunState) -> tuple[str, str] | None:
-    """The budget that does not allow another turn. A finish on the last iteration is a success: it is judged before."""
-    limits, usage = state.limits, state.usage
-    if state.iteration >= limits.max_iterations:
-        return "MAX_ITERATIONS", f"the run used its {limits.max_iterations} iterations without finishing"
-    if limits.max_total_tokens is not None and usage.total_tokens >= limits.max_total_tokens:
-        return "BUDGET_EXCEEDED", f"the run used {usage.total_tokens} of its {limits.max_total_tokens} tokens"
-    if (
-        limits.max_cost_usd is not None
-        and usage.cost_usd is not None
-        and usage.cost_usd >= limits.max_cost_usd
-    ):
-        return "BUDGET_EXCEEDED", f"the run cost {usage.cost_usd:.4f} of its {limits.max_cost_usd:.4f} USD"
-    return None
 
 
 def _after_final(state: RunState, env: Env, turn: AssistantItem) -> Step:

@@ -5,7 +5,8 @@ from exactly one attempt; whoever cancels closes the connection at once.
 
 Order of an attempt's outcomes: a turn; a limitation learned (the same again without it, at once); an overflow (raised:
 only a smaller request helps); a transient fault (wait, again); anything else (the next model). A wish to wait longer
-than `park_after_s` is not slept off here: the run is parked until then.
+than `park_after_s` is not slept off here: the run is parked until then, or fails if that is not to be borne. A model
+whose circuit is open is passed over (`circuits.py`).
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from services.executor.egress.request import (
     Post,
     Profile,
 )
+from services.executor.endpoint.circuits import Circuits, Standing
 from services.executor.endpoint.faults import Fault, Refused, Unreachable, judge_refusal, judge_wire, learned
 from services.executor.endpoint.prices import Prices, priced
 from services.executor.ingress.finish import Retry, judge
@@ -33,6 +35,7 @@ from services.executor.ingress.turn import ModelTurn, TurnBuilder, WireFault
 
 # A capability is learned once each; more 400s in one call teach nothing new.
 _LESSONS_MAX = 3
+_RATE_LIMITED = 429
 
 
 class ModelSettings(NamedTuple):
@@ -58,6 +61,7 @@ class Patience(NamedTuple):
     waits_s: tuple[float, ...] = (0.5, 1, 2, 4, 8, 16, 32)
     jitter_share: float = 0.25
     park_after_s: float = 30.0
+    # A wish for more than a day is no rate limit: whoever started the run has to hear of it now.
     park_max_s: float = 86_400.0
     total_s: float = 900.0
     settle_s: float = 5.0
@@ -67,22 +71,33 @@ class Patience(NamedTuple):
 
 @asynccontextmanager
 async def open_model(
-    settings: ModelSettings, clock: Clock, prices: Prices, patience: Patience | None = None
+    settings: ModelSettings,
+    clock: Clock,
+    prices: Prices,
+    patience: Patience | None = None,
+    circuits: Circuits | None = None,
 ) -> AsyncGenerator["Model"]:
     """The model behind an endpoint. Loads the client first, in a thread: it takes a second in which the process must
     go on renewing its lease."""
     open_endpoint = await asyncio.to_thread(_load_client)
     async with open_endpoint(settings.api_key, settings.base_url, settings.idle_timeout_s) as post:
-        yield Model(post, settings, clock, prices, patience or Patience())
+        yield Model(post, settings, clock, prices, patience or Patience(), circuits or Circuits())
 
 
 class Model:
     """Answers the requests of all runs of this process."""
 
     def __init__(
-        self, post: Post, settings: ModelSettings, clock: Clock, prices: Prices, patience: Patience
+        self,
+        post: Post,
+        settings: ModelSettings,
+        clock: Clock,
+        prices: Prices,
+        patience: Patience,
+        circuits: Circuits,
     ) -> None:
         self._post = post
+        self._circuits = circuits
         self._settings = settings
         self._clock = clock
         self._prices = prices
@@ -115,7 +130,10 @@ class Model:
         until = self._clock.monotonic() + self._patience.total_s
         empty_turns = 0
         while True:
-            outcome = await self._attempt(name, request, on_delta, call)
+            if not self._circuits.admit(name, self._clock.monotonic()):
+                cause = self._circuits.cause(name)
+                return Fault(kind="transient", message=f"{name} keeps failing and is left alone: {cause}")
+            outcome = await self._admitted(name, request, on_delta, call)
             if isinstance(outcome, ModelTurn):
                 return outcome
             if outcome.kind == "overflow":
@@ -137,6 +155,19 @@ class Model:
             request.on_retry(call.attempt, outcome.error_code, outcome.message, pause_s)
             await self._clock.sleep(pause_s)
             call.attempt += 1
+
+    async def _admitted(
+        self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
+    ) -> ModelTurn | Fault:
+        """One attempt, and what it says about the endpoint, also when it is broken off."""
+        standing, cause = "unknown", ""
+        try:
+            outcome = await self._attempt(name, request, on_delta, call)
+            standing = _standing(outcome)
+            cause = outcome.message if isinstance(outcome, Fault) else ""
+            return outcome
+        finally:
+            self._circuits.note(name, standing, self._clock.monotonic(), cause)
 
     async def _attempt(
         self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
@@ -195,10 +226,10 @@ class Model:
 
     def _failure(self, faults: Sequence[Fault], call: "_Call") -> ModelFailure:
         """The failure of a call whose models have all been tried. A wish for a later time counts before other faults."""
-        wishes = [
-            fault.retry_after_s for fault in faults if fault.kind == "transient" and fault.retry_after_s
-        ]
-        parked = [wish for wish in wishes if self._patience.park_after_s < wish <= self._patience.park_max_s]
+        patience = self._patience
+        passing = [fault.retry_after_s or 0.0 for fault in faults if fault.kind == "transient"]
+        bearable = [wish for wish in passing if wish <= patience.park_max_s]
+        parked = [wish for wish in bearable if wish > patience.park_after_s]
         retry_at = rfc3339(self._clock.now() + timedelta(seconds=min(parked))) if parked else None
         first = faults[0]
         message = first.message
@@ -210,7 +241,7 @@ class Model:
             message.replace(self._settings.api_key, "[the key]"),
             attempt=call.attempt,
             retry_at=retry_at,
-            transient=any(fault.kind == "transient" for fault in faults),
+            transient=bool(bearable),
             usage=call.spent,
         )
 
@@ -220,6 +251,15 @@ class Model:
 
 
 _UNKNOWN = Profile()
+
+
+def _standing(outcome: ModelTurn | Fault) -> Standing:
+    """What an outcome says about the endpoint: an empty turn and a refusal come from one that works."""
+    if isinstance(outcome, ModelTurn) or outcome.error_code == "EMPTY_RESPONSE":
+        return "well"
+    if outcome.kind != "transient" or outcome.status == _RATE_LIMITED:
+        return "there"
+    return "failed"
 
 
 class _Call:

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from libs.bus.ports import Bus
+from libs.chassis.clock import HurriedClock
 from libs.contracts import events as e
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.run import RunState
@@ -22,6 +23,7 @@ from services.executor.egress.history import History
 from services.executor.egress.prompt import system_prompt
 from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, Profile
 from services.executor.egress.toolset import toolset
+from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.completion import Model, ModelSettings, open_model
 from services.executor.endpoint.deltas import streaming
 from services.executor.endpoint.prices import load_prices
@@ -32,6 +34,10 @@ from services.executor.settings import ExecutorSettings
 PARK_S = 30.0
 PARK_MAX_S = 300.0
 PARKS_MAX = 6
+# One that names the time itself is believed more often, but not for ever: each wait may be as long as a day.
+NAMED_PARKS_MAX = 24
+# A test need not sit out the waits between attempts and the parking: they are this many times as long.
+WAIT_SCALE = "PERDURE_TEST_WAIT_SCALE"
 # Numbers that one call may use up; the next call's attempts begin behind them, so that numbers only grow.
 ATTEMPTS_PER_CALL = 1000
 
@@ -59,17 +65,22 @@ class Talking(Protocol):
 class Talker:
     """The model as the runs of this process share it. Without one configured nothing ever asks."""
 
-    def __init__(self, model: Model | None, name: str, bus: Bus, clock: Clock) -> None:
+    def __init__(
+        self, model: Model | None, name: str, bus: Bus, clock: Clock, park_s: float = PARK_S
+    ) -> None:
         self._model, self._bus, self._clock = model, bus, clock
+        self._park_s = park_s
         self.model = name
 
     def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> "Talk":
         assert self._model is not None, "an executor without a model takes no tickets"
-        return Talk(self._model, self._bus, self._clock, state, specs)
+        return Talk(self._model, self._bus, self._clock, state, specs, self._park_s)
 
 
 @asynccontextmanager
-async def open_talker(settings: ExecutorSettings, bus: Bus, clock: Clock) -> AsyncGenerator[Talker]:
+async def open_talker(
+    settings: ExecutorSettings, bus: Bus, clock: Clock, circuits: Circuits
+) -> AsyncGenerator[Talker]:
     """The talker of these settings; connections to the endpoint last as long as the context."""
     if settings.api_key is None or settings.model_id is None:
         yield Talker(None, "", bus, clock)
@@ -81,17 +92,26 @@ async def open_talker(settings: ExecutorSettings, bus: Bus, clock: Clock) -> Asy
         model=settings.model_id,
         fallbacks=fallbacks,
     )
-    async with open_model(endpoint, clock, load_prices(settings.model_prices)) as model:
-        yield Talker(model, settings.model_id, bus, clock)
+    prices, scale = load_prices(settings.model_prices), settings.test_hooks.get(WAIT_SCALE)
+    waiting = clock if scale is None else HurriedClock(float(scale))
+    async with open_model(endpoint, waiting, prices, circuits=circuits) as model:
+        yield Talker(model, settings.model_id, bus, clock, PARK_S * float(scale or 1))
 
 
 class Talk:
     """One run's talk."""
 
     def __init__(
-        self, model: Model, bus: Bus, clock: Clock, state: RunState, specs: Mapping[str, ToolSpec]
+        self,
+        model: Model,
+        bus: Bus,
+        clock: Clock,
+        state: RunState,
+        specs: Mapping[str, ToolSpec],
+        park_s: float,
     ) -> None:
         self._model, self._bus, self._clock = model, bus, clock
+        self._park_s = park_s
         self._names = sorted(specs)
         self._project = state.project
         self._history = self._begun(state)
@@ -201,11 +221,11 @@ class Talk:
         )
 
     def _retry_at(self, state: RunState, failure: ModelFailure) -> str | None:
-        if failure.retry_at is not None:
+        if failure.retry_at is not None and state.model_failures < NAMED_PARKS_MAX:
             return failure.retry_at
         if not failure.transient or state.model_failures >= PARKS_MAX:
             return None
-        delay_s = min(PARK_S * 2**state.model_failures, PARK_MAX_S)
+        delay_s = min(self._park_s * 2**state.model_failures, PARK_MAX_S)
         return rfc3339(self._clock.now() + timedelta(seconds=delay_s))
 
 

@@ -15,11 +15,13 @@ The first row that fits, from the top. "nudges left" counts the nudges since the
 | no    | none | any, without reasoning              | Retry |
 | -     | yes  | length                              | Nudge, no nudges left: Fail MAX_TOKENS |
 | -     | a tool call written as text, tools offered | any | Nudge, no nudges left: Fail MODEL_ERROR |
+| -     | ends by announcing a step, tools offered   | any | Nudge, the third in a row: Fail STUCK |
 | -     | yes  | any                                 | Final |
 
 `Retry` is carried out by the model client, which owns all retries; a turn that stays empty ends as EMPTY_RESPONSE.
 """
 
+import re
 from typing import assert_never
 
 import msgspec
@@ -30,6 +32,8 @@ from services.executor.ingress.turn import REFUSAL, ModelTurn
 
 # A model that has not understood after this many is not going to.
 NUDGES_MAX = 3
+# One that says three times in a row what it will do now, and does not, is not going to either.
+MONOLOGUE_MAX = 3
 
 # Finish reasons by the words of many providers, in lower case.
 _REFUSED = frozenset(
@@ -65,11 +69,23 @@ _LENGTH = frozenset(
     }
 )
 
+# The last line: "Let me look at the tests:", "Now I'll run them." Said so, it is not the end of anything.
+_ANNOUNCEMENT = re.compile(
+    r"(?:(?:ok|okay|great|good|next|first|then|so),? )?"
+    r"(?:(?:let me|let's|i'll|i will|i am going to|i'm going to)(?! know\b)\b.{0,200}(?::|\.\.\.|…)"
+    r"|(?:now,? (?:i'll|i will|let me|i am going to|i'm going to)|(?:i'll|i will|let me) now)\b.{0,200})",
+    re.IGNORECASE,
+)
+
 _NUDGE_EMPTY = (
     "Your last message had no answer and no tool call. Go on with the task, or give the final answer as text."
 )
 _NUDGE_LENGTH = (
     "Your last message was cut off at the output limit. Give it again, shorter, or work in smaller steps."
+)
+_NUDGE_ANNOUNCED = (
+    "You said what you will do next, but called no tool, so nothing happened. Do it now; or, if all is done, give the "
+    "final answer and say what was done."
 )
 _NUDGE_TEXT = "Your last message holds a tool call written as text, which nothing runs. Call the tool itself."
 
@@ -126,6 +142,11 @@ def judge(turn: ModelTurn | AssistantItem, *, tools_offered: bool, nudges: int) 
         return _nudge(
             nudges, _NUDGE_TEXT, "MODEL_ERROR", "The model writes tool calls as text and never calls one."
         )
+    if tools_offered and _ANNOUNCEMENT.fullmatch(text.rsplit("\n", 1)[-1].strip(" *_")):
+        if nudges >= MONOLOGUE_MAX - 1:
+            why = f"The model announces what it will do and does nothing, {nudges + 1} turns in a row: {text[:300]}"
+            return Fail(error_code="STUCK", message=why)
+        return Nudge(text=_NUDGE_ANNOUNCED)
     return Final(answer=turn.content)
 
 

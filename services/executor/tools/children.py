@@ -15,6 +15,7 @@ from libs.contracts.events import RunCreated, RunStartRequested
 from libs.contracts.ids import child_run_id, task_id_of
 from libs.contracts.run import CallState, RunState
 from libs.contracts.tasks import Limits, Parent, TaskSpec
+from services.executor.tools.runtime import DELEGATE
 
 
 async def spawn(runs: Runs, parent: RunState, call: CallState) -> str:
@@ -25,7 +26,7 @@ async def spawn(runs: Runs, parent: RunState, call: CallState) -> str:
         tenant=parent.tenant,
         task_id=task_id_of(run_id),
         task=task,
-        limits=_limits(parent),
+        limits=limits_of_child(parent),
         workspace=parent.workspace,
         body_hash=hashlib.sha256(msgspec.json.encode(task)).hexdigest(),
         parent=Parent(
@@ -58,12 +59,15 @@ def _task(parent: RunState, call: CallState) -> TaskSpec:
     )
 
 
-def _limits(parent: RunState) -> Limits:
-    """The parent's limits with what is left of its budgets: children count on their parent."""
-    limits, used = parent.limits, parent.usage
+def limits_of_child(parent: RunState) -> Limits:
+    """The parent's limits with what is left of its budgets, in equal parts for the children that this turn makes:
+    children count on their parent, and together they cannot use more than it has."""
+    limits, used, turn = parent.limits, parent.usage, parent.last_turn
+    siblings = sum(call.name == DELEGATE.name for call in turn.calls) if turn is not None else 0
+    parts = max(1, siblings)
     tokens, cost = limits.max_total_tokens, limits.max_cost_usd
     return msgspec.structs.replace(
         limits,
-        max_total_tokens=max(0, tokens - used.total_tokens) if tokens is not None else None,
-        max_cost_usd=max(0.0, cost - (used.cost_usd or 0.0)) if cost is not None else None,
+        max_total_tokens=max(0, tokens - used.total_tokens) // parts if tokens is not None else None,
+        max_cost_usd=max(0.0, cost - (used.cost_usd or 0.0)) / parts if cost is not None else None,
     )
