@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import msgspec
 
-from libs.bus.ports import ACK, Delivery, Liveness, Outcome, dead, nak
+from libs.bus.ports import ACK, Delivery, Liveness, LogKey, Outcome, dead, nak
 from libs.chassis.logs import get_logger
 from libs.chassis.run import leaves
 from libs.contracts import events as e
@@ -18,7 +18,7 @@ from libs.contracts.errors import AppendConflict, NotFound, PerdureError, Unavai
 from libs.contracts.run import OWNED, RunState, RunStatus
 from libs.contracts.tasks import Ticket
 from services.executor.activities import Activities, Workbench
-from services.executor.quarantine import Quarantine, keep_dead_letter, poisoned
+from services.executor.quarantine import Quarantine, give_up, poisoned
 from services.executor.session import BUS_AWAY_S, Session, SessionParts
 
 # Before a run whose session met a defect is tried again.
@@ -189,8 +189,9 @@ class Claims:
 
         while True:
             try:
-                folded = await self._parts.runs.command(session.tenant, session.run_id, decide)
-                await keep_dead_letter(self._parts.bus, self._parts.clock, folded)
+                await give_up(
+                    self._parts.bus, self._parts.runs, LogKey(session.tenant, session.run_id), decide
+                )
             except Unavailable as error:
                 self._log.warning("claims.bus_away", run_id=session.run_id, reason=error.message)
                 await self._parts.clock.sleep(BUS_AWAY_S)

@@ -12,11 +12,11 @@ import sys
 
 import msgspec
 
-from libs.bus.ports import Bus, Delivery
-from libs.bus.runs import Folded, Runs
+from libs.bus.ports import Bus, Delivery, LogKey
+from libs.bus.runs import Decide, Folded, Runs
 from libs.chassis.logs import get_logger
 from libs.contracts import events as e
-from libs.contracts.clock import Clock, rfc3339
+from libs.contracts.clock import Clock
 from libs.contracts.run import RunState
 from libs.contracts.tasks import Ticket
 from libs.contracts.values import RunError
@@ -93,8 +93,7 @@ class Quarantine:
                 return []
             return [poisoned(state, reason)]
 
-        folded = await self._runs.command(before.tenant, before.run_id, decide)
-        await keep_dead_letter(self._bus, self._clock, folded)
+        await give_up(self._bus, self._runs, LogKey(before.tenant, before.run_id), decide)
 
     async def _end(self, process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
         """Have the process release its run when this one drains."""
@@ -110,11 +109,19 @@ def poisoned(state: RunState, reason: str) -> e.RunFailed:
     return e.RunFailed(error=RunError(error_code=POISONED, message=message), usage=state.usage)
 
 
-async def keep_dead_letter(bus: Bus, clock: Clock, folded: Folded) -> None:
-    """Keep the ticket of a run that ended poisoned, so that somebody who has mended the cause finds it."""
+async def give_up(bus: Bus, runs: Runs, run: LogKey, decide: Decide) -> None:
+    """Append what `decide` says of a run. If that is its end, its ticket is kept first, so that somebody who has mended
+    the cause finds it: the end is the last that anybody does for a run. A letter of a run that went on all the same, a
+    crash later, is a ticket as good as any."""
+    folded = await runs.load(*run)
+    for body in decide(folded.state):
+        if isinstance(body, e.RunFailed):
+            await _keep_dead_letter(bus, folded, body.error.message)
+    await runs.command(*run, decide)
+
+
+async def _keep_dead_letter(bus: Bus, folded: Folded, reason: str) -> None:
     state = folded.state
-    if state.error is None or state.error.error_code != POISONED:
-        return
     ticket = Ticket(tenant=state.tenant, run_id=state.run_id, sequence=folded.last)
     delivery = Delivery(
         subject=bus.subjects.work(state.task.priority),
@@ -122,9 +129,10 @@ async def keep_dead_letter(bus: Bus, clock: Clock, folded: Folded) -> None:
         body=msgspec.json.encode(ticket),
         stream_sequence=folded.last,
         delivered=state.claims_without_progress,
-        stream_created=rfc3339(clock.now()),
+        # With the sequence it names the letter: tried again, it is kept once.
+        stream_created=state.created_at,
     )
-    await bus.queue.dead_letter(bus.subjects.dead("run"), delivery, state.error.message)
+    await bus.queue.dead_letter(bus.subjects.dead("run"), delivery, reason)
 
 
 def tie_to_parent(parent: int) -> None:

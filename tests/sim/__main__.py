@@ -5,9 +5,10 @@
     python -m tests.sim --minutes 10 --first 90000   as many as fit
     python -m tests.sim --points plain,verify        a crash at every step of these scenarios ("all": of every one)
     python -m tests.sim --freezes plain              a freeze at every step
+    python -m tests.sim --troubles plain             an end, a cut, an unknown outcome at every step; each message lost
     python -m tests.sim --schedules 50 --twice       whether each schedule is the same the second time
     python -m tests.sim --planted all                whether each planted bug is found, and how fast ("quickly": where it
-                                                     shows soonest)
+                                                     shows soonest; "seeds": by seeds alone)
 
 Invariant: what is printed with a finding is enough to run that very schedule again.
 """
@@ -24,12 +25,12 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tests.sim.faults import CRASHES, FREEZES, TROUBLES
 from tests.sim.scenarios import NAMES
 from tests.sim.search import Case, case_of, outcome_of, points
 
 # Garbage of so many schedules is collected at once.
 COLLECT_EVERY = 25
-FREEZE_S = 8.0
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ def main() -> int:
     if arguments.planted:
         from tests.sim.planted import report  # noqa: PLC0415 what is planted wraps the services; only who asks loads it
 
-        return report(quickly=arguments.planted == "quickly")
+        return report(arguments.planted)
     return _search(_cases(arguments), arguments)
 
 
@@ -58,10 +59,14 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
     if arguments.seed is not None:
         yield case_of(arguments.seed, names)
         return
-    for option, freeze_s in ((arguments.points, 0.0), (arguments.freezes, FREEZE_S)):
+    for option, hows in (
+        (arguments.points, CRASHES),
+        (arguments.freezes, FREEZES),
+        (arguments.troubles, TROUBLES),
+    ):
         for name in (NAMES if option == "all" else option.split(",")) if option else ():
             for seed in range(arguments.variants):
-                yield from points(name, seed=seed, freeze_s=freeze_s)
+                yield from points(name, hows, seed=seed)
     if arguments.schedules is not None or arguments.minutes is not None:
         most = arguments.schedules if arguments.schedules is not None else sys.maxsize
         yield from (case_of(seed, names) for seed in itertools.islice(itertools.count(arguments.first), most))
@@ -123,13 +128,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scenario", help="only these, separated by commas")
     parser.add_argument("--points", help="crash at every step of these scenarios, or of all")
     parser.add_argument("--freezes", help="freeze at every step of these scenarios, or of all")
+    parser.add_argument("--troubles", help="any other fault at every step of these scenarios, or of all")
     parser.add_argument(
-        "--variants", type=int, default=1, help="seeds for each scenario of --points and --freezes"
+        "--variants",
+        type=int,
+        default=1,
+        help="seeds for each scenario of --points, --freezes and --troubles",
     )
     parser.add_argument("--findings", type=int, default=5, help="stop after so many schedules with findings")
     parser.add_argument("--quiet", action="store_true", help="no trace")
     parser.add_argument("--twice", action="store_true", help="run each schedule twice and compare")
-    parser.add_argument("--planted", choices=("all", "quickly"), help="look for the planted bugs")
+    parser.add_argument("--planted", choices=("all", "quickly", "seeds"), help="look for the planted bugs")
     return parser.parse_args()
 
 

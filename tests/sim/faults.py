@@ -18,19 +18,37 @@ IDLE = frozenset({"leases.update", "leases.get", "pull", "catalog.put", "ack", "
 # Three in four operations are such; without this most faults would hit them.
 IDLE_LUCK = 6.0
 
+# When what its caller has given up is done all the same: long after its patience.
+LATE_S = 20.0
 # Requests and replies get lost with a connection only: a host that is never heard is not what is simulated.
 SPOKEN = frozenset({"asked", "reply", "request", "answer"})
 UNHEARD_MAX = 2
+SERVICES = ("executor", "toolhost", "scheduler", "verifier")
 # The queues that may be deleted under load.
 HINTS = frozenset({"work", "tool"})
 
 
-class CrashPoint(NamedTuple):
-    """A process dies at the `number`-th step after the start, `before` the server did it or after; or is frozen then."""
+# What may happen at a point; see `Point`.
+CRASHES = ("crash before", "crash after")
+FREEZES = ("freeze",)
+TROUBLES = ("drain", "isolate", "unknown, done", "unknown, not done", "unknown, done late", "lost")
+LOST = "lost"
+FREEZE_S = 8.0
+ISOLATION_S = 6.0
+
+
+class Point(NamedTuple):
+    """The `number`-th step after the start, and what happens then to the process whose step it is.
+
+    It dies `before` the server did it or `after`, is frozen, told to end, or cut off; or it never hears what became of
+    its step. `lost` counts what is brought to processes, and acks, instead of steps: that one never arrives.
+    """
 
     number: int
-    before: bool
-    freeze_s: float = 0.0
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.how} at {self.number}"
 
 
 class Noise(NamedTuple):
@@ -52,6 +70,15 @@ class Noise(NamedTuple):
     late: float = 0.0
     lost: float = 0.0
 
+    def more_of_processes(self, times: float) -> Noise:
+        """The same with more of what happens to processes."""
+        return self._replace(
+            crash=self.crash * times,
+            freeze=self.freeze * times,
+            isolate=self.isolate * times,
+            drain=self.drain * times,
+        )
+
 
 _PER_OPERATION = Noise._fields.index("late")
 QUIET = Noise()
@@ -61,9 +88,9 @@ class Plan(NamedTuple):
     """`services`: which processes may be crashed and frozen, by the beginning of their names."""
 
     noise: Noise = QUIET
-    point: CrashPoint | None = None
+    point: Point | None = None
     crashes_max: int = 3
-    services: tuple[str, ...] = ("executor", "toolhost", "scheduler", "verifier")
+    services: tuple[str, ...] = SERVICES
 
 
 class Trouble(NamedTuple):
@@ -86,6 +113,7 @@ class SimNetwork:
         self.armed = False
         self.ops = 0
         self.steps = 0
+        self.brought = 0
         self.trace: list[str] | None = None
         self._crashes = 0
         self._dying: Op | None = None
@@ -101,14 +129,12 @@ class SimNetwork:
         if op.kind not in IDLE and op.client.startswith(self._plan.services):
             self.steps += 1
             point = self._plan.point
-            if point is not None and point.number == self.steps:
-                if point.freeze_s:
-                    self._say(op, f"FREEZE for {point.freeze_s} s")
-                    self._trouble.freeze(op.client, point.freeze_s)
-                    return Fate(there_s, back_s)
-                return self._crash(op, before=point.before, fate=Fate(there_s, back_s))
+            if point is not None and point.number == self.steps and point.how != LOST:
+                return self._at_point(op, point.how, Fate(there_s, back_s))
+        elif op.kind == "ack" and self._is_lost(op):
+            return Fate(None, None)
         noise = self._plan.noise
-        if noise is QUIET:
+        if noise is QUIET and op.client not in self._isolated:
             return Fate(there_s, back_s)
         cut_off_s = self._cut_off_s(op)
         if cut_off_s:
@@ -118,10 +144,14 @@ class SimNetwork:
 
     def delivery_s(self, op: Op) -> float | None:
         delay_s = _way(self._chance.random())
-        noise = self._plan.noise
-        if noise is QUIET or not self.armed:
+        if not self.armed:
             return delay_s
+        if self._is_lost(op):
+            return None
+        noise = self._plan.noise
         delay_s += self._cut_off_s(op)
+        if noise is QUIET:
+            return delay_s
         drawn = self._chance.random()
         if drawn < noise.lost and (op.kind not in SPOKEN or self._unheard < UNHEARD_MAX):
             self._unheard += op.kind in SPOKEN
@@ -141,6 +171,40 @@ class SimNetwork:
             self._say(op, "CRASH after it")
             self._trouble.crash(op.client)
 
+    def _at_point(self, op: Op, how: str, fate: Fate) -> Fate:
+        """What the plan has happen at this step."""
+        match how:
+            case "crash before" | "crash after":
+                return self._crash(op, before=how == "crash before", fate=fate)
+            case "freeze":
+                self._freeze(op, FREEZE_S)
+                return fate
+            case "drain":
+                self._drain(op)
+                return fate
+            case "isolate":
+                self._isolate(op, ISOLATION_S)
+                return Fate(None, None)
+            case "unknown, done":
+                return self._told(op, "UNKNOWN, done", Fate(fate.there_s, None))
+            case "unknown, not done":
+                return self._told(op, "UNKNOWN, not done", Fate(None, None))
+            case "unknown, done late":
+                return self._told(op, "UNKNOWN, done late", Fate(LATE_S, None))
+            case _:
+                raise LookupError(f"nothing is called {how!r}")
+
+    def _is_lost(self, op: Op) -> bool:
+        """Whether this, which nobody would miss at once, is what the plan has lost."""
+        if not op.client.startswith(self._plan.services):
+            return False
+        self.brought += 1
+        point = self._plan.point
+        if point is None or point.how != LOST or point.number != self.brought:
+            return False
+        self._say(op, "LOST")
+        return True
+
     def _unlucky(self, op: Op, fate: Fate, noise: Noise) -> Fate:
         chance = self._chance
         drawn = chance.random()
@@ -149,11 +213,12 @@ class SimNetwork:
         if drawn >= sum(noise[:_PER_OPERATION]):
             return fate
         may_die = op.client.startswith(self._plan.services)
-        for rate, happen in (
-            (noise.isolate, self._isolate),
-            (noise.drain, self._drain),
-            (noise.vandal, self._vandal),
-        ):
+        if drawn < noise.isolate:
+            if may_die:
+                self._isolate(op, chance.choice((1.0, 5.0, 12.0, 20.0)))
+            return fate
+        drawn -= noise.isolate
+        for rate, happen in ((noise.drain, self._drain), (noise.vandal, self._vandal)):
             if drawn < rate:
                 if may_die:
                     happen(op)
@@ -166,7 +231,7 @@ class SimNetwork:
         drawn -= noise.crash
         if drawn < noise.freeze:
             if may_die:
-                self._freeze(op)
+                self._freeze(op, chance.choice((0.3, 1.0, 4.0, 8.0, 15.0)))
             return fate
         drawn -= noise.freeze
         assert fate.there_s is not None
@@ -207,13 +272,11 @@ class SimNetwork:
         self._dying = op
         return fate
 
-    def _freeze(self, op: Op) -> None:
-        seconds = self._chance.choice((0.3, 1.0, 4.0, 8.0, 15.0))
+    def _freeze(self, op: Op, seconds: float) -> None:
         self._say(op, f"FREEZE for {seconds} s")
         self._trouble.freeze(op.client, seconds)
 
-    def _isolate(self, op: Op) -> None:
-        seconds = self._chance.choice((1.0, 5.0, 12.0, 20.0))
+    def _isolate(self, op: Op, seconds: float) -> None:
         self._say(op, f"ISOLATED for {seconds} s")
         self._isolated[op.client] = self._trouble.now() + seconds
         self._trouble.disturbed()

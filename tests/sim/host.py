@@ -201,6 +201,8 @@ class _Tools:
             if holder is not None and holder.alive:
                 if not await self.liveness.is_dead(disk.holder_boot):
                     return refused(call, Refusal.WORKSPACE_BUSY)
+                if disk.holder is not holder:
+                    return refused(call, Refusal.WORKSPACE_BUSY)  # The lock: somebody took it meanwhile.
                 self._world.say(f"kills the former holder {disk.holder_boot}")
                 self._world.kill(holder)
             disk.holder, disk.holder_boot = self._machine.process, self.liveness.boot

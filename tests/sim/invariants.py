@@ -19,6 +19,7 @@ from libs.contracts.ids import is_id
 from libs.contracts.run import OWNED, TERMINAL, RunState, RunStatus
 from libs.contracts.subjects import REPLICAS
 from libs.contracts.values import Usage
+from services.executor.quarantine import POISONED
 from tests.sim.host import TOOLS
 from tests.sim.loop import SimTask
 from tests.sim.scenarios import Scenario, Story
@@ -63,6 +64,10 @@ def broken(world: World, scenario: Scenario, created: dict[int, LogKey]) -> Iter
         yield from _children(state)
         yield from _late(world, state)
     yield from _bought(world)
+    yield from _letters(world, states)
+    roots = [state.run_id for state in states.values() if state.parent is None]
+    if len(roots) > len(scenario.stories):
+        yield f"{len(scenario.stories)} stories have made {len(roots)} runs: {roots}"
     for number, story in enumerate(scenario.stories):
         key = created.get(number)
         if key is None:
@@ -204,6 +209,22 @@ def _bought(world: World) -> Iterator[str]:
         for (run_id, iteration), count in world.bought.items():
             if count > 1:
                 yield f"{run_id}: turn {iteration} was bought {count} times, and no process was lost"
+
+
+def _letters(world: World, states: dict[str, RunState]) -> Iterator[str]:
+    """Everything that is sent can be handled; a poisoned run is kept for people."""
+    kept = list(world.server.stream(world.server.subjects.dead("any")).messages.values())
+    poisoned = {
+        run_id
+        for run_id, state in states.items()
+        if state.error is not None and state.error.error_code == POISONED
+    }
+    for letter in kept:
+        if not any(run_id.encode() in letter.body for run_id in poisoned):
+            yield f"a dead letter of {letter.subject}: {letter.headers}"
+    for run_id in poisoned:
+        if not any(run_id.encode() in letter.body for letter in kept):
+            yield f"{run_id} is poisoned and there is no dead letter"
 
 
 def _story(state: RunState, story: Story) -> Iterator[str]:

@@ -33,6 +33,8 @@ class Process:
         self.name = name
         self.alive = True
         self.frozen = False
+        # It died of what it did itself.
+        self.broke = False
         self.backlog: deque[SimHandle] = deque()
         # Processes that die with this one, and who wants to know of its end.
         self.children: list[Process] = []

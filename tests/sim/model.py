@@ -5,6 +5,7 @@ Invariant: the same history gives the same turn, so that a model that is asked a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
@@ -38,9 +39,13 @@ class Fault(NamedTuple):
     retry_s: float
 
 
+class Poison(NamedTuple):
+    """The executor's process dies of asking for this turn, each time."""
+
+
 # How a host says that it ended a call.
 CANCELLED = "CANCELLED"
-Turn = str | Fault | tuple[Ask, ...]
+Turn = str | Fault | Poison | tuple[Ask, ...]
 USAGE = Usage(requests=1, input_tokens=10, output_tokens=5, cost_usd=0.001)
 
 
@@ -78,6 +83,9 @@ class ScriptedTalk:
         if isinstance(turn, Fault):
             at = rfc3339(world.clock.now() + timedelta(seconds=turn.retry_s))
             return [_away(state, at)]
+        if isinstance(turn, Poison):
+            world.die(self._machine.process)
+            return await asyncio.get_running_loop().create_future()
         world.bought[state.run_id, state.iteration] += 1
         return [_completed(state, turn)]
 

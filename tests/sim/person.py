@@ -21,7 +21,7 @@ from libs.contracts.errors import BusUnavailable, RequestError
 from libs.contracts.events import LogEvent, RunCreated
 from libs.contracts.evolve import evolve
 from libs.contracts.http import Approval, Reconciliation, Reply, SteeringMessage
-from libs.contracts.run import RunState, RunStatus
+from libs.contracts.run import WAITING, Question, RunState, RunStatus
 from libs.contracts.subjects import replica_key
 from libs.contracts.tasks import Limits, TaskSpec, Ticket
 from services.gateway import decisions
@@ -35,13 +35,22 @@ ME = "person"
 
 
 class Habits(NamedTuple):
-    """What a person does with a run; the numbers are public sequences at which it comes to their mind."""
+    """What a person does with a run; numbers `_at` are public sequences at which it comes to their mind.
+
+    `rivals`: how many give each answer at once. `answer_after_s`: how long they think. `gives_up`: cancels what waits
+    for them. `child_cancel_at`: `cancel_at` of the first children. `posts`: how many send the same request at once.
+    """
 
     cancel_at: int | None = None
     pause_at: int | None = None
     message_at: int | None = None
     tickets: bool = False
     answers: bool = True
+    rivals: int = 1
+    answer_after_s: float | None = None
+    gives_up: bool = False
+    child_cancel_at: int | None = None
+    posts: int = 1
     delete: bool = False
     approval: str = "approve"
     reconciliation: str = "any"
@@ -60,7 +69,14 @@ class Person:
 
     async def ask_for(self, number: int, task: TaskSpec, habits: Habits, *, published: bool = False) -> None:
         """Make a run and attend to it until it ends."""
-        key = await (self._publish(number, task) if published else self._post(number, task))
+        if published:
+            key = await self._publish(number, task)
+        else:
+            async with asyncio.TaskGroup() as group:
+                posts = [group.create_task(self._post(number, task)) for _ in range(habits.posts)]
+            key, *others = (post.result() for post in posts)
+            if any(other != key for other in others):
+                self._world.finding(f"one request made {key} and {others}")
         self.created[number] = key
         await self._attend(key, habits)
         if habits.delete:
@@ -112,16 +128,19 @@ class Person:
                 for event in decode_events(record):
                     state = evolve(state, event)
                 assert state is not None
+                first = not done & set(state.children)
                 for call_id, child in state.children.items():
                     if call_id not in done:
                         done.add(call_id)
-                        group.create_task(self._attend(LogKey(key.tenant, child), Habits()))
+                        wants = Habits(cancel_at=habits.child_cancel_at if first else None)
+                        group.create_task(self._attend(LogKey(key.tenant, child), wants))
                 if state.terminal:
                     break
                 for name, act in self._wishes(state, habits):
                     if name not in done:
                         done.add(name)
-                        group.create_task(self._carry_out(key, name, act))
+                        think_s = habits.answer_after_s if name.startswith("answer") else None
+                        group.create_task(self._carry_out(key, name, act, think_s))
 
     def _wishes(self, state: RunState, habits: Habits) -> list[tuple[str, Act]]:
         """What the person wants now: each by a name under which it is wanted once."""
@@ -138,16 +157,11 @@ class Person:
         if state.status is RunStatus.PAUSED:
             wishes.append((f"resume {state.waiting_since}", self._acts["resume"]))
         pending = state.pending_question if habits.answers else None
-        if pending is not None and pending.kind == "question":
-            wishes.append((pending.question_id, self._acts["reply"]))
-        elif pending is not None:
-            body = Approval.model_validate({"call_id": pending.call_id, "decision": habits.approval})
-            wishes.append(
-                (
-                    pending.question_id,
-                    lambda key: self._command(key, lambda s: decisions.approve(s, body, ME, None)),
-                )
-            )
+        if pending is not None:
+            act = self._acts["reply"] if pending.kind == "question" else self._deciding(pending, habits)
+            wishes += [(f"answer {rival} to {pending.question_id}", act) for rival in range(habits.rivals)]
+        if habits.gives_up and state.status in WAITING:
+            wishes.append(("cancel", self._cancel))
         unsure = state.reconciliation
         if state.status is RunStatus.RECONCILIATION_REQUIRED and unsure is not None:
             wishes.append((f"reconcile {state.waiting_since}", self._reconciling(state, habits)))
@@ -165,6 +179,10 @@ class Person:
             "message": lambda key: self._command(key, lambda s: decisions.message(s, text, ME, None)),
         }
 
+    def _deciding(self, pending: Question, habits: Habits) -> Act:
+        body = Approval.model_validate({"call_id": pending.call_id, "decision": habits.approval})
+        return lambda key: self._command(key, lambda s: decisions.approve(s, body, ME, None))
+
     def _reconciling(self, state: RunState, habits: Habits) -> Act:
         pending = state.reconciliation
         assert pending is not None
@@ -180,8 +198,9 @@ class Person:
         )
         return lambda key: self._command(key, lambda s: decisions.reconcile(s, body, ME, None))
 
-    async def _carry_out(self, key: LogKey, name: str, act: Act) -> None:
-        await self._machine.clock.sleep(self._chance.choice((0.0, 0.001, 0.05, 0.5)))
+    async def _carry_out(self, key: LogKey, name: str, act: Act, think_s: float | None = None) -> None:
+        some_s = self._chance.choice((0.0, 0.001, 0.05, 0.5))
+        await self._machine.clock.sleep(some_s if think_s is None else think_s + some_s / 100)
         self._world.say(f"WANTS {name} on {key.log_id}")
         try:
             await self._until_done(lambda: act(key))

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -177,6 +177,11 @@ def where_it_shows(plant: Plant) -> Iterator[Case]:
     return itertools.chain((case for pair in pairs for case in pair), seeds)
 
 
+def seeds_alone() -> Iterator[Case]:
+    """Seeds in their order and nothing else."""
+    return (case_of(seed) for seed in itertools.count(1))
+
+
 def hunt(plant: Plant, cases: Iterable[Case], most: int = SCHEDULES_MAX) -> Found | None:
     """Run cases until the bug shows."""
     began = time.perf_counter()
@@ -188,19 +193,24 @@ def hunt(plant: Plant, cases: Iterable[Case], most: int = SCHEDULES_MAX) -> Foun
     return None
 
 
-def report(*, quickly: bool) -> int:
-    """Hunt for each and print how fast it was found; the exit code says whether all were.
+SEARCHES: Mapping[str, Callable[[Plant], Iterator[Case]]] = {
+    "all": lambda _: everywhere(),
+    "quickly": where_it_shows,
+    "seeds": lambda _: seeds_alone(),
+}
 
-    `quickly`: in the scenario that shows it soonest, instead of in all of them.
-    """
+
+def report(search: str) -> int:
+    """Hunt for each and print how fast it was found; the exit code says whether all were."""
     missed = 0
     for plant in PLANTS:
-        found = hunt(plant, where_it_shows(plant) if quickly else everywhere())
+        found = hunt(plant, SEARCHES[search](plant))
         if found is None:
             missed += 1
-            print(f"{plant.name}: NOT FOUND in {SCHEDULES_MAX} schedules")
+            print(f"{plant.name}: NOT FOUND in {SCHEDULES_MAX} schedules", flush=True)
         else:
             print(
-                f"{plant.name}: {found.schedules} schedules, {found.seconds:.1f} s ({found.case}): {found.finding}"
+                f"{plant.name}: {found.schedules} schedules, {found.seconds:.1f} s ({found.case}): {found.finding}",
+                flush=True,
             )
     return 1 if missed else 0

@@ -46,6 +46,7 @@ class Outcome(NamedTuple):
     findings: list[str]
     trace: list[str]
     steps: int
+    brought: int
     callbacks: int
     virtual_s: float
     digest: int
@@ -68,7 +69,8 @@ def run(
             return _run(world, scenario, sizes, grace_s, sabotage)
         except Spinning as spinning:
             trace = world.network.trace or []
-            return Outcome([str(spinning)], trace, world.network.steps, world.loop.steps, BOUND_S, 0)
+            counts = (world.network.steps, world.network.brought, world.loop.steps)
+            return Outcome([str(spinning)], trace, *counts, BOUND_S, 0)
         finally:
             world.close()
 
@@ -116,7 +118,8 @@ def _run(
     digest = hash(
         tuple((r.header[:8], r.body) for records in world.server.logs.records.values() for r in records)
     )
-    return Outcome(found, world.network.trace or [], world.network.steps, world.loop.steps, virtual_s, digest)
+    counts = (world.network.steps, world.network.brought, world.loop.steps)
+    return Outcome(found, world.network.trace or [], *counts, virtual_s, digest)
 
 
 class _Ends:

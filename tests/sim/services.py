@@ -110,7 +110,6 @@ class _Quarantine(Quarantine):
         self._world, self._machine, self._turns = world, machine, turns
 
     async def carry(self, state: RunState, claimed: asyncio.Event, stop: asyncio.Event) -> None:
-        del stop
         world, supervisor = self._world, self._machine.process
         ticket = Ticket(tenant=state.tenant, run_id=state.run_id, sequence=0)
         ended = asyncio.get_running_loop().create_future()
@@ -124,7 +123,18 @@ class _Quarantine(Quarantine):
         name = f"quarantine-{world.starts['quarantine']}"
         world.starts["quarantine"] += 1
         world.say(f"QUARANTINES {state.run_id} in {name}")
-        world.start_once(name, alone, parent=supervisor, ended=ended)
+        machine = world.start_once(name, alone, parent=supervisor, ended=ended)
         claimed.set()
         assert PROCESS.get() is supervisor
-        await ended
+        told = asyncio.create_task(_pass_on(stop, machine.stop))
+        try:
+            await ended
+        finally:
+            told.cancel()
+        if machine.process.broke and not stop.is_set():
+            await self._given_up(state, "SIGKILL")
+
+
+async def _pass_on(stop: asyncio.Event, to: asyncio.Event) -> None:
+    await stop.wait()
+    to.set()

@@ -114,11 +114,18 @@ class World:
         self._mains[name] = main
         self._boot(name, main)
 
-    def start_once(self, name: str, main: Main, *, parent: Process, ended: asyncio.Future[None]) -> None:
+    def start_once(self, name: str, main: Main, *, parent: Process, ended: asyncio.Future[None]) -> Machine:
         """Start a process that is not started again and dies with its parent."""
         process = self._boot(name, main)
         process.ended = ended
         parent.children.append(process)
+        return self.machines[name]
+
+    def die(self, process: Process) -> None:
+        """The process dies of what it does."""
+        self.say("DIES of it")
+        process.broke = True
+        self.kill(process)
 
     def kill(self, process: Process) -> None:
         """SIGKILL."""
