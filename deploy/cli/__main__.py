@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     _runs(commands.add_parser("runs", help="list, show, follow, answer, pause, cancel and delete runs"))
     _dead(commands.add_parser("dead", help="messages that nobody could handle, for operators"))
     _doctor(commands.add_parser("doctor", help="examine the bus of this deployment", description=_DOCTOR))
+    _check_model(
+        commands.add_parser("check-model", help="examine the model's endpoint", description=_CHECK_MODEL)
+    )
     return root
 
 
@@ -78,6 +81,10 @@ _RUN = (
 _DOCTOR = (
     "Looks at the server (NATS_URL, else the one of the data folder): connection, version, durability, limits, streams, "
     "clocks; then has two claimants fight for one throw-away log, and a stale writer try to write. Exits 1 on a failure."
+)
+_CHECK_MODEL = (
+    "Asks the configured model (OPENAI_API_KEY, OPENAI_BASE_URL, MODEL_ID) for a text and for a tool call, as a run would: "
+    "Connection, Text completion, Streaming, Function calling, Tool round trip. A few short requests. Exits 1 on a failure."
 )
 _UNREAD = 141
 # Commands on a run that take nothing else.
@@ -226,6 +233,22 @@ def _doctor(command: argparse.ArgumentParser) -> None:
         "--nats-url", metavar="URL", help="the server, instead of NATS_URL and the data folder"
     )
     command.add_argument("--json", action="store_true", help="the findings as one JSON object")
+
+
+def _check_model(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(module="check_model")
+    command.add_argument("--model", metavar="ID", help="another model of the same endpoint (MODEL_ID)")
+    command.add_argument(
+        "--timeout", type=_seconds, default=60.0, metavar="S", help="how long each answer may take (60)"
+    )
+    command.add_argument("--json", action="store_true", help="the findings as one JSON object")
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 3600:
+        raise argparse.ArgumentTypeError("must be above 0 and at most 3600")
+    return number
 
 
 def _positive(text: str) -> int:

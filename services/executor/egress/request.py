@@ -28,13 +28,22 @@ def ignored(attempt: int, error_code: str, message: str, pause_s: float) -> None
     """An `OnRetry` that tells nobody."""
 
 
+# Sends a request's body and gives the bytes of the response as they come; `model.py` says how it fails.
+Post = Callable[[bytes], AbstractAsyncContextManager[AsyncIterator[bytes]]]
+
+
+def untapped(post: Post) -> Post:
+    """Nobody listens in on what goes over the wire."""
+    return post
+
+
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One model call of a run.
 
     `render` gives the messages as JSON fragments, each one or more whole messages joined by commas; `tools` is the
     JSON array of the offered tools (`None`: none are), `schemas` their parameters by name. `attempt` is the number of
     the first attempt: higher than any whose deltas were shown for this iteration before. `model` is the task's wish.
-    `on_retry` hears of every attempt that failed and is made again.
+    `on_retry` hears of every attempt that failed and is made again. Every HTTP request of the call goes through `tap`.
     """
 
     iteration: int
@@ -46,10 +55,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     output_tokens_max: int | None = None
     on_retry: OnRetry = ignored
+    tap: Callable[[Post], Post] = untapped
 
-
-# Sends a request's body and gives the bytes of the response as they come; `model.py` says how it fails.
-Post = Callable[[bytes], AbstractAsyncContextManager[AsyncIterator[bytes]]]
 
 # Called with the attempt's number and what it added. A higher number replaces all that lower ones showed.
 OnDelta = Callable[[int, Delta], Awaitable[None]]

@@ -199,7 +199,7 @@ class Model:
     ) -> ModelTurn | WireFault:
         """One HTTP request. Raises `Refused`, `Unreachable`."""
         builder = TurnBuilder()
-        async with self._post(_body(name, request, self.profile(name))) as pieces:
+        async with request.tap(self._post)(_body(name, request, self.profile(name))) as pieces:
             async for piece in pieces:
                 delta = builder.feed(piece)
                 if delta is not None:

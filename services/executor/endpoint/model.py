@@ -93,4 +93,8 @@ async def _pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """The fault by its name, and in the words of the first below it that has some."""
+    below: BaseException | None = error
+    while below is not None and not str(below):
+        below = below.__cause__ or below.__context__
+    return f"{type(error).__name__}: {below}" if below is not None else type(error).__name__
