@@ -57,8 +57,16 @@ _SILENT = frozenset(
 )
 
 
+class Stopped(PerdureError):
+    """`stop` ended a call before it was done. No result of its tool: what it says to the model would not be true of the
+    next attempt."""
+
+    code = "STOPPED"
+
+
 class Perform(Protocol):
-    """Carries a prepared effect out. `stop` asks it to end early; it returns when nothing of it is running."""
+    """Carries a prepared effect out. `stop` asks it to end early; it returns when nothing of it is running, and raises
+    `Stopped` when it was not done by then."""
 
     async def __call__(self, stop: asyncio.Event) -> ToolResult: ...
 
@@ -219,12 +227,14 @@ class Effects:
         if refusal is not None:
             return refused(call, refusal)
         if execution.stop.is_set():
-            return failed(call, "CANCELLED: the call was cancelled before it started")
+            return refused(call, Refusal.HOST_GONE, "it was ended before it started")
         try:
             result = await effect.perform(execution.stop)
             # What the journal could not hold (half a surrogate pair) is a defect of the tool, too.
             encoder.encode(result)
             return result
+        except Stopped as stopped:
+            return refused(call, Refusal.STOPPED, stopped.message)
         except DEFECTS as error:
             return self._defect(call, error)
 

@@ -17,6 +17,7 @@ from libs.chassis.effects import (
     DEFECTS,
     Effects,
     Prepared,
+    Stopped,
     call_decoder,
     defect,
     encoder,
@@ -145,6 +146,8 @@ class ToolHost:
                 return encoder.encode(timed(result, self._clock.monotonic() - began_s))
             except TimeoutError:
                 result = failed(call, f"TIMEOUT: {call.name} did not answer within {call.timeout_s:g} s")
+            except Stopped as stopped:
+                result = refused(call, Refusal.STOPPED, stopped.message)
             except BusUnavailable as error:
                 result = refused(call, Refusal.HOST_SUSPECT, error.message)
             except DEFECTS as error:

@@ -75,7 +75,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(StrEnum):
-    """Why a host did not do what a call asked for; nothing happened, and the owner decides what to do."""
+    """Why a host did not do what a call asked for. But for `STOPPED` nothing happened; the owner decides what to do."""
 
     STALE_EPOCH = "STALE_EPOCH"  # The caller does not hold the run's newest claim.
     RUN_NOT_LIVE = "RUN_NOT_LIVE"  # Unknown, not owned, terminal, deleted or being cancelled.
@@ -88,7 +88,12 @@ class Refusal(StrEnum):
     EXPIRED = "EXPIRED"  # `not_after` has passed.
     MALFORMED = "MALFORMED"
     HOST_SUSPECT = "HOST_SUSPECT"  # The host could not confirm its own lease in time.
-    HOST_GONE = "HOST_GONE"  # A verifier lost the workspace's host: attach again, then the next attempt.
+    HOST_GONE = (
+        "HOST_GONE"  # The host ends, or a verifier lost the workspace's: attach again, then the next attempt.
+    )
+    STOPPED = (
+        "STOPPED"  # Ended before it was done (a cancel, the host's own end): how far it got is not known.
+    )
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -214,7 +214,8 @@ class Activities:
             case NextAttempt():
                 return [again(call)]
             case Uncertain(entry):
-                reason = f"host {entry.replica} (boot {entry.boot}) died while it ran {call.name}"
+                ended = "died" if entry.result is None else "was stopped"
+                reason = f"host {entry.replica} (boot {entry.boot}) {ended} while it ran {call.name}"
                 uncertain = e.ToolUncertain(
                     call_id=call.call_id,
                     attempt=call.attempt,

@@ -241,14 +241,15 @@ class Session:
             group.create_task(self._save_checkpoint())
 
     async def _stop(self, keys: list[str], *, kill: bool) -> None:
-        if kill and any(not key.startswith(_MODEL) for key in keys):
-            await self._activities.kill(self._folded.state)
-        # One that ended while its host was asked has taken itself out already.
-        tasks = [task for key in keys if (task := self._running.pop(key, None)) is not None]
+        # First nobody waits for their results, then their hosts are told: what they say of calls that were cut off is
+        # no news to a run that ends.
+        tasks = [self._running.pop(key) for key in keys]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if kill and any(not key.startswith(_MODEL) for key in keys):
+            await self._activities.kill(self._folded.state)
         self._wake.set()
 
     async def _carry_out(self, key: str, activity: Activity) -> None:

@@ -131,7 +131,7 @@ class Workspaces:
             return Refusal.NOT_MY_WORKSPACE
         if (attached := self.find(call)) is not None:
             return attached
-        place = self._place(call)
+        place = await asyncio.to_thread(self._place, call)
         record = HolderRecord(place)
         former = await asyncio.to_thread(record.read)
         if former is not None and former.boot != self._liveness.boot and former.runs_here():

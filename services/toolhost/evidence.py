@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from libs.chassis.effects import Stopped
 from libs.contracts.evidence import (
     FILES_MAX,
     Change,
@@ -86,13 +87,12 @@ class Evidence:
         on_started: OnStarted,
         stop: asyncio.Event,
     ) -> tuple[CommandAnswer, str]:
-        """Run a command in a fresh checkout; with its output. Raises `ToolFailure` when there can be no checkout."""
+        """Run a command in a fresh checkout; with its output. Raises `ToolFailure` when there can be no checkout, and
+        `Stopped`."""
         argv = self._tests_command if question.argv is None else question.argv
         if not argv:
             return CommandAnswer(argv=[], problem="no test command is configured"), ""
-        folder = checks_folder(attached.place)
-        folder.mkdir(parents=True, exist_ok=True)
-        checkout = Path(tempfile.mkdtemp(dir=folder))
+        checkout = await asyncio.to_thread(_fresh_folder, checks_folder(attached.place))
         try:
             await attached.repository.checkout(question.commit, checkout)
             command = Command(
@@ -109,12 +109,13 @@ class Evidence:
                 return CommandAnswer(argv=argv, problem=failure.message), ""
         finally:
             await asyncio.to_thread(shutil.rmtree, checkout, ignore_errors=True)
+        if ended.cancelled:
+            raise Stopped("the command was cancelled before it had ended")
         answer = CommandAnswer(
             argv=argv,
             exit_code=ended.exit_code,
             signal=ended.signal,
             timed_out=ended.timed_out,
-            problem="cancelled" if ended.cancelled else "",
             duration_ms=round(ended.duration_s * 1000),
         )
         if question.expect_output is not None and not answer.problem:
@@ -133,6 +134,11 @@ class Evidence:
                 await _fact(attached.repository, question, wanted) for wanted in question.files[:FILES_MAX]
             ]
         )
+
+
+def _fresh_folder(parent: Path) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=parent))
 
 
 async def _fact(repository: HiddenRepository, question: FilesQuestion, wanted: FileQuestion) -> FileAnswer:

@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from libs.bus.ports import Bus, Liveness
-from libs.chassis.effects import Effect, Prepared, failed, refused
+from libs.chassis.effects import Effect, Prepared, refused
 from libs.chassis.logs import get_logger
 from libs.contracts.checks import (
     Check,
@@ -46,7 +46,7 @@ from services.verifier.judgement import (
     file_result,
     tampering_result,
 )
-from services.verifier.subcalls import HostFault, HostGone, Stopped, Subcalls
+from services.verifier.subcalls import HostFault, HostGone, Subcalls
 from services.verifier.verdict import feedback, verdict
 
 _NO_TESTS = CommandAnswer(argv=[])
@@ -94,8 +94,6 @@ class Rounds:
         except (HostGone, Unavailable) as gone:
             # Without facts no verdict, and none that counts against the run: its owner asks for the next attempt.
             return refused(call, Refusal.HOST_GONE, gone.message)
-        except Stopped as stopped:
-            return failed(call, f"CANCELLED: {stopped.message}")
         verification = Verification(
             status=verdict(results), round=arguments.round, checks=results, commit=commit
         )

@@ -13,6 +13,7 @@ import msgspec
 from libs.bus.journal import Journal
 from libs.bus.ports import Bus, Liveness
 from libs.chassis.asking import ask_living, noticed
+from libs.chassis.effects import Stopped
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.errors import BusUnavailable, NobodyThere, PerdureError
 from libs.contracts.evidence import (
@@ -50,12 +51,6 @@ class HostGone(PerdureError):
     """The workspace's host cannot answer: the owner attaches again and asks for the next attempt."""
 
     code, retryable = "HOST_GONE", True
-
-
-class Stopped(PerdureError):
-    """The round was cancelled."""
-
-    code = "CANCELLED"
 
 
 class HostFault(PerdureError):

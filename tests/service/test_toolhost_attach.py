@@ -204,7 +204,8 @@ async def test_a_host_that_reads_its_own_death_kills_its_tools_and_asks_to_be_st
         host = (await host_of(bus, shared=False)).boot
         owner = await owned_run(bus)
         await owner.attach(host)
-        await owner.send(bus.subjects.tool_host(host), owner.call("run_tests", {}, "call_1_0"))
+        call = owner.call("run_tests", {}, "call_1_0")
+        await owner.send(bus.subjects.tool_host(host), call)
         marker = f"{owner.run_id}.call_1_0.1"
 
         async def it_runs() -> bool:
@@ -215,3 +216,5 @@ async def test_a_host_that_reads_its_own_death_kills_its_tools_and_asks_to_be_st
         async with asyncio.timeout(15):
             assert await process.wait() == 75
         assert marked(marker) == []
+        # Ended with its host, so it has no result that a model could read.
+        assert (await owner.result(call)).refused == Refusal.STOPPED

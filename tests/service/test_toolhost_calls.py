@@ -213,7 +213,8 @@ async def test_cancel_kills_every_process_of_the_run(host: str, owner: Owner, tm
     assert reply.ended == 1
     assert marked(marker) == []
     result = await owner.result(call)
-    assert not result.ok
+    # No result of the tool: what ended it may be the host's own end, and the model must not read that as a fact.
+    assert (result.ok, result.refused) == (False, Refusal.STOPPED)
     assert "cancelled" in result.output.lower()
 
 

@@ -16,7 +16,7 @@ import msgspec
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Liveness, LogKey
 from libs.chassis.effects import Effect as HostEffect
-from libs.chassis.effects import Prepared, failed, refused
+from libs.chassis.effects import Prepared, Stopped, failed, refused
 from libs.chassis.hosting import EFFECTS_MAX, HostSetting, ToolHost
 from libs.contracts.envelope import decode_events
 from libs.contracts.errors import LeaseLost
@@ -144,7 +144,7 @@ class _Tools:
     async def _perform(self, call: ToolCall, stop: asyncio.Event) -> ToolResult:
         await self._busy(stop)
         if stop.is_set():
-            return failed(call, "CANCELLED")
+            raise Stopped("cancelled")
         if self._world.may_die(self._machine.process, call, done=False):
             return await asyncio.get_running_loop().create_future()
         result = self._change(call)

@@ -96,7 +96,7 @@ class Calls:
             if reply is None:
                 return HostGone("it died before it answered")
             result = self._results.decode(reply)
-            return HostGone(result.refused) if result.refused in _ATTACH_AGAIN else result
+            return HostGone(result.refused) if result.refused in (*_ATTACH_AGAIN, Refusal.STOPPED) else result
         told = f"its host lives and did not answer {SILENCES_MAX} times; try something else"
         return ToolResult(
             call_id=call.call_id, attempt=call.attempt, ok=False, output=f"{call.name} failed: {told}"
@@ -169,7 +169,7 @@ class Calls:
         if isinstance(step, Adopt) and step.result.refused in _NEVER_STARTED:
             await self._clock.sleep(REFUSED_PAUSE_S)
             return NextAttempt()
-        if isinstance(step, NextAttempt | Uncertain) and entry is not None and not dead:
+        if isinstance(step, NextAttempt | Uncertain) and entry is not None and not (dead or entry.result):
             # Overdue on a host that lives: two attempts must not run side by side.
             await self.kill(call.run_id, call.epoch, entry.boot, call.call_id)
         return step

@@ -4,6 +4,7 @@ Invariant: a call without a trustworthy account of its effect is never repeated 
 
     journal                    READ_ONLY / IDEMPOTENT           NON_IDEMPOTENT
     finished                   adopt the result                 adopt the result
+    stopped by its host        next attempt, same key           uncertain: a person decides
     nothing                    send again                       send again
     started by a live boot     wait, until overdue, then dead   the same
     started by a dead boot     next attempt, same key           uncertain: a person decides
@@ -11,7 +12,7 @@ Invariant: a call without a trustworthy account of its effect is never repeated 
 
 from typing import NamedTuple
 
-from libs.contracts.tools import JournalEntry, JournalState, Semantics, ToolResult
+from libs.contracts.tools import JournalEntry, JournalState, Refusal, Semantics, ToolResult
 
 # A live host kills a call at its timeout; this long after it, whoever still has no result treats the host as dead.
 OVERDUE_AFTER_TIMEOUT_S = 30.0
@@ -46,7 +47,8 @@ def recover(semantics: Semantics, entry: JournalEntry | None, *, host_dead: bool
         return SendAgain()
     if entry.state is JournalState.FINISHED:
         assert entry.result is not None
-        return Adopt(entry.result)
-    if not host_dead and not overdue:
+        if entry.result.refused != Refusal.STOPPED:
+            return Adopt(entry.result)
+    elif not host_dead and not overdue:
         return Wait()
     return Uncertain(entry) if semantics is Semantics.NON_IDEMPOTENT else NextAttempt()

@@ -5,6 +5,7 @@
 
 import signal
 
+from libs.chassis.effects import Stopped
 from libs.contracts.tools import Semantics, ToolSpec
 from services.toolhost.errors import NotConfigured
 from services.toolhost.processes import Command, ProcessOutcome
@@ -36,18 +37,19 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
         spare_leader=context.sandbox.spare_leader,
     )
     ended = await context.processes.run(command, on_started=context.on_started, stop=context.stop)
+    if ended.cancelled:
+        raise Stopped("the tests were cancelled before they had ended")
     metadata: dict[str, object] = {
         "exit_code": ended.exit_code,
         "signal": ended.signal,
         "timed_out": ended.timed_out,
-        "cancelled": ended.cancelled,
         "output_bytes": ended.output_bytes,
         "dropped_bytes": ended.dropped_bytes,
         "leftovers": ended.leftovers,
         "argv": list(context.run_tests_command),
         "sandbox": context.sandbox.name,
     }
-    ok = ended.exit_code == 0 and not ended.timed_out and not ended.cancelled
+    ok = ended.exit_code == 0 and not ended.timed_out
     text = f"{ended.output.rstrip()}\n[{_verdict(ended, context.timeout_s)}]".lstrip()
     return Outcome(ok=ok, output=text, metadata=metadata)
 
@@ -55,8 +57,6 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
 def _verdict(ended: ProcessOutcome, timeout_s: float) -> str:
     if ended.timed_out:
         return f"timed out after {timeout_s:g} s and was ended"
-    if ended.cancelled:
-        return "cancelled"
     if ended.signal is not None:
         return f"ended by signal {signal.Signals(ended.signal).name}"
     return f"exit code {ended.exit_code}"
