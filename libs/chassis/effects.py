@@ -97,6 +97,9 @@ class Effects:
         self._bus, self._clock, self._fence = bus, clock, fence
         self._executions, self._prepare = executions, prepare
         self._journal = Journal(bus.bucket("journal"))
+        # Keys whose effect began here and whose result is not in the journal: a message that comes again must not take
+        # such a key for one that was never started. What stays are the few whose results an outage lost.
+        self._begun: set[str] = set()
         self._log = get_logger("effects")
 
     async def accept(
@@ -199,6 +202,8 @@ class Effects:
             found = await self._journal.read(call.run_id, call.call_id, call.attempt)
         if found is None or found.entry.boot != entry.boot or found.entry.state is not JournalState.STARTED:
             return None
+        if key_of(call) in self._begun:
+            return None
         return found.revision
 
     async def _from_the_journal(
@@ -213,11 +218,13 @@ class Effects:
         """What follows once the key is there: start, finish, tell."""
         if isinstance(prepared, Effect):
             began_s = self._clock.monotonic()
+            self._begun.add(key_of(call))
             result = await self._perform(call, prepared, liveness, execution)
             result = timed(result, self._clock.monotonic() - began_s)
             finished = msgspec.structs.replace(entry, state=JournalState.FINISHED, result=result)
             if not await self._finish(call, finished, revision):
                 return
+            self._begun.discard(key_of(call))
         await self._notify(call)
 
     async def _perform(

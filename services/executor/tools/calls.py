@@ -96,7 +96,7 @@ class Calls:
             if reply is None:
                 return HostGone("it died before it answered")
             result = self._results.decode(reply)
-            return HostGone(result.refused) if result.refused in (*_ATTACH_AGAIN, Refusal.STOPPED) else result
+            return HostGone(result.refused) if result.refused in _ASK_AGAIN else result
         told = f"its host lives and did not answer {SILENCES_MAX} times; try something else"
         return ToolResult(
             call_id=call.call_id, attempt=call.attempt, ok=False, output=f"{call.name} failed: {told}"
@@ -203,5 +203,7 @@ _ATTACH_AGAIN: frozenset[str] = frozenset(
         Refusal.EXPIRED,
     }
 )
+# A READ_ONLY call that was stopped is repeated like one that never began.
+_ASK_AGAIN: frozenset[str] = _ATTACH_AGAIN | {Refusal.STOPPED}
 # Refusals that a host may have put into the journal before it started anything: the attempt is over, the call is not.
 _NEVER_STARTED: frozenset[str] = _ATTACH_AGAIN | {Refusal.STALE_EPOCH, Refusal.RUN_NOT_LIVE}

@@ -1,0 +1,84 @@
+"""What happens behind outages that last longer than anybody's patience."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import msgspec
+
+from libs.bus.checkpoints import Checkpoints
+from libs.bus.fence import EpochFence
+from libs.bus.journal import Journal
+from libs.bus.liveness import Registration, register
+from libs.bus.ports import ACK, Delivery
+from libs.bus.runs import Runs
+from libs.bus.twin.server import TwinBus
+from libs.chassis.effects import JOURNAL_PATIENCE_S, Effect, Effects, Prepared
+from libs.chassis.execution import Executions
+from libs.contracts import events as e
+from libs.contracts.clock import rfc3339
+from libs.contracts.tasks import Limits, TaskSpec
+from libs.contracts.tools import HostCatalog, JournalState, Semantics, ToolCall, ToolResult
+from tests.sim.clock import SimClock
+from tests.sim.virtual import Weather, told
+
+RUN = "run_0_01m8nvbvrzwsd9pw9t2fvw03zh"
+
+
+def test_an_effect_whose_result_was_lost_in_an_outage_does_not_happen_again_when_its_message_does() -> None:
+    async def story(bus: TwinBus, clock: SimClock, weather: Weather) -> None:
+        call, performed = await _call(bus, clock), list[int]()
+
+        @asynccontextmanager
+        async def prepare(call: ToolCall, /) -> AsyncGenerator[Prepared]:
+            async def perform(stop: asyncio.Event) -> ToolResult:
+                del stop
+                performed.append(call.attempt)
+                weather.down.add("journal.update")
+                return ToolResult(call_id=call.call_id, attempt=call.attempt, ok=True, output="deployed")
+
+            yield Effect(perform, {}, {})
+
+        registration = Registration("host", "host-1", 1, model_configured=False, ttl_s=3.0, info={})
+        effects = Effects(bus, clock, EpochFence(bus.log, clock), Executions(4), prepare)
+        async with register(bus, clock, registration, on_death=lambda: None) as liveness:
+            catalog = HostCatalog(boot=liveness.boot, replica="host-1", host="h", tools=[])
+            for _ in range(2):
+                async with asyncio.TaskGroup() as running:
+                    delivery = Delivery("", {}, msgspec.json.encode(call), 1, 1, "")
+                    assert await effects.accept(delivery, catalog, liveness, running) == ACK
+        found = await Journal(bus.bucket("journal")).read(RUN, call.call_id, 1)
+        assert performed == [1]
+        # Its owner waits for it until it is overdue, and then decides by the table.
+        assert found is not None
+        assert found.entry.state is JournalState.STARTED
+
+    told(story, at_most_s=3 * JOURNAL_PATIENCE_S)
+
+
+async def _call(bus: TwinBus, clock: SimClock) -> ToolCall:
+    """A call of a run that somebody owns."""
+    runs = Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), clock)
+    task = TaskSpec(goal="test")
+    created = e.RunCreated(
+        tenant="local", task_id="task_1", task=task, limits=Limits(), workspace="w", body_hash="0"
+    )
+    claimed = e.RunClaimed(owner="executor-1", boot="bexecutor", epoch=1, attempt=1)
+    await runs.create("local", RUN, [created, e.RunStartRequested(by="test"), claimed])
+    return ToolCall(
+        tenant="local",
+        run_id=RUN,
+        call_id="call_1_0",
+        attempt=1,
+        epoch=1,
+        name="deploy",
+        arguments={},
+        semantics=Semantics.NON_IDEMPOTENT,
+        idempotency_key="k",
+        not_after=rfc3339(clock.now() + timedelta(days=1)),
+        timeout_s=30.0,
+        output_chars_max=30_000,
+    )

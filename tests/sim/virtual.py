@@ -1,0 +1,42 @@
+"""A test that takes hours of virtual time and no real one: one coroutine with a bus on the twin.
+
+Invariant: it ends, or is found to hang, within the virtual time that it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from libs.bus.twin.network import Fate, Op, QuietNetwork
+from libs.bus.twin.server import TwinBus, TwinServer
+from tests.sim.clock import SimClock
+from tests.sim.loop import SimLoop
+
+Story = Callable[[TwinBus, SimClock, "Weather"], Awaitable[None]]
+
+
+class Weather(QuietNetwork):
+    """Nothing is lost but the operations whose kind is in `down`; the server never hears of them."""
+
+    def __init__(self) -> None:
+        self.down: set[str] = set()
+
+    def fate(self, op: Op) -> Fate:
+        return Fate(there_s=None) if op.kind in self.down else Fate()
+
+
+def told(story: Story, *, at_most_s: float) -> None:
+    """Let the story happen."""
+    loop, weather = SimLoop(), Weather()
+    clock = SimClock(loop, 0)
+
+    async def tell() -> None:
+        await story(TwinServer(clock).connect("test", weather), clock, weather)
+
+    try:
+        telling = loop.create_task(tell())
+        ended = loop.run(telling.done, at_most_s)
+        assert ended, f"it did not end within {at_most_s:g} s"
+        telling.result()
+    finally:
+        loop.close()
