@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from tests.fakes.bus import bus, nats_node
 
 __all__ = ["anyio_backend", "bus", "nats_node"]
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("perdure", deadline=None)
+# How long an example takes says more about the machine than about the code. `make soak` asks for more of them.
+settings.register_profile("perdure", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "100")))
 settings.load_profile("perdure")
 
 

@@ -136,7 +136,7 @@ class RunCancelled(EventBody, frozen=True, kw_only=True):
 
 
 class ModelRequested(EventBody, frozen=True, kw_only=True):
-    """`estimated_tokens` are the whole request's, tools included, times `token_ratio` (`RunState.token_ratio`)."""
+    """`estimated_tokens` are the whole request's, tools included, times `RunState.token_ratio`."""
 
     type = "model.requested"
 
@@ -176,11 +176,8 @@ class ModelFailed(EventBody, frozen=True, kw_only=True):
 
 
 class ContextCompacted(EventBody, frozen=True, kw_only=True):
-    """Older turns left the context: the first `dropped` items of the transcript, `summary` in their place.
-
-    `usage` is what the summary cost, also when none came of it. From here on no turn is shown with more than
-    `turn_tokens_max`: its longest texts are clipped (`None`: nothing new about that).
-    """
+    """Older turns left the context: the first `dropped` items of the transcript, `summary` in their place. `usage` is
+    what asking for one cost. From here on a turn is shown with at most `turn_tokens_max` (`None`: as before)."""
 
     type = "context.compacted"
 

@@ -14,6 +14,7 @@ from libs.contracts.ids import child_run_id
 from libs.contracts.run import (
     Attachment,
     CallState,
+    Kept,
     ModelFailure,
     PendingVerification,
     RunState,
@@ -24,6 +25,11 @@ from libs.contracts.transcript import AssistantItem, ToolItem, UserItem
 from libs.contracts.values import CONTEXT_EXHAUSTED, Todo, Usage
 
 _replace = msgspec.structs.replace
+
+# Below this the overhead of a provider's own wording hides what its tokens are like, and nothing depends on it.
+RATIO_TOKENS_MIN = 1_000
+# A provider that counts without what it had cached, or with something of its own, teaches nothing beyond these.
+RATIO_MIN, RATIO_MAX = 0.5, 4.0
 
 
 # --- The model --------------------------------------------------------------------------------------------------
@@ -36,7 +42,7 @@ def model_requested(state: RunState, event: Event) -> RunState:
         status=RunStatus.RUNNING,
         iteration=body.iteration,
         model_pending=True,
-        requested_tokens=round(body.estimated_tokens / body.token_ratio),
+        requested_tokens=round(body.estimated_tokens / max(body.token_ratio, RATIO_MIN)),
         transcript=state.transcript + state.inbox,
         inbox=(),
         verification_pending=None,
@@ -64,12 +70,6 @@ def model_completed(state: RunState, event: Event) -> RunState:
         usage=state.usage.plus(body.usage),
         token_ratio=_learned_ratio(state, body.usage),
     )
-
-
-# Below this the overhead of a provider's own wording hides what its tokens are like, and nothing depends on it.
-RATIO_TOKENS_MIN = 1_000
-# A provider that counts without what it had cached, or with something of its own, teaches nothing beyond these.
-RATIO_MIN, RATIO_MAX = 0.5, 4.0
 
 
 def _learned_ratio(state: RunState, counted: Usage) -> float:
@@ -101,12 +101,19 @@ def _refused_tokens(state: RunState, failed: e.ModelFailed) -> int | None:
     return min(state.requested_tokens, state.refused_tokens or state.requested_tokens)
 
 
+# A reminder of where the run has been, not an index of its workspace.
+KEPT_FILES_MAX = 60
+
+
 def compacted(state: RunState, event: Event) -> RunState:
     body = cast(e.ContextCompacted, event.body)
     return _replace(
         state,
         compacted=body.dropped,
         summary=body.summary,
+        kept=Kept(
+            todos=state.todos, files=tuple(state.files)[-KEPT_FILES_MAX:], questions=len(state.questions)
+        ),
         turn_tokens_max=body.turn_tokens_max or state.turn_tokens_max,
         # A request that was called too long is made again as it is now.
         requested_tokens=round(body.tokens_after / state.token_ratio) if state.model_pending else 0,

@@ -181,6 +181,15 @@ class ModelFailure(msgspec.Struct, frozen=True, kw_only=True):
     retry_at: str | None = None
 
 
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run knew when its context was last compacted: the plan, the files it had read or written (the latest),
+    how many questions it had asked. It stands in for the turns that left, unchanged until more leave."""
+
+    todos: tuple[Todo, ...] = ()
+    files: tuple[str, ...] = ()
+    questions: int = 0
+
+
 class PendingVerification(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     attempt: int
@@ -236,6 +245,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     # What left the context: the items before `compacted`, with what stands for them. `turn_tokens_max` bounds a turn.
     compacted: int = 0
     summary: str | None = None
+    kept: Kept = Kept()
     turn_tokens_max: int | None = None
     # Tokens by the model's own count for one by our estimate; our estimate of the request that is under way, and of
     # the shortest that a provider called too long.

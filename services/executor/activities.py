@@ -27,6 +27,7 @@ from services.executor.decision.decide import (
     CallTool,
     Env,
     SpawnChild,
+    Summarise,
     Verify,
 )
 from services.executor.decision.waits import again
@@ -106,6 +107,8 @@ class Activities:
                 await self._bench.hosts.until(self._bench.hosts.ready, HOSTS_WAIT_S)
                 self._bench.hooks.at_goal(state.task.goal)
                 return await self._conversation(state).next_turn(state, tell)
+            case Summarise(overflowed=overflowed):
+                return await self._conversation(state).summarise(state, overflowed, tell)
             case CallTool(call):
                 return await self._call(state, call, fresh=fresh)
             case SpawnChild(call):

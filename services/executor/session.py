@@ -28,6 +28,7 @@ from services.executor.decision.decide import (
     Leave,
     Settled,
     SpawnChild,
+    Summarise,
     Verify,
     foresee,
     settle,
@@ -322,6 +323,8 @@ def activity_key(activity: Activity) -> str:
             return "attach"
         case CallModel(iteration):
             return f"{_MODEL}{iteration}"
+        case Summarise(compacted):
+            return f"{_MODEL}summary-{compacted}"
         case CallTool(call):
             return f"{call.call_id}.{call.attempt}"
         case SpawnChild(call):

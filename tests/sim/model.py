@@ -21,7 +21,7 @@ from libs.contracts.run import RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, ToolItem
 from libs.contracts.values import ModelToolCall, Usage
-from services.executor.egress.context import Fits, Window
+from services.executor.egress.context import Compact, Fits, Window
 from services.executor.endpoint.talk import Tell
 from tests.sim.world import Machine, World
 
@@ -31,6 +31,10 @@ class Ask(NamedTuple):
 
     name: str
     arguments: dict[str, object]
+
+
+# A context that holds more entries is summarised.
+SUMMARY_EVERY = 5
 
 
 class Fault(NamedTuple):
@@ -70,7 +74,14 @@ class ScriptedTalk:
 
     def window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:
         del overflowed
-        return len(state.transcript) + 1, Fits(tokens=10)
+        if _entries(state) < SUMMARY_EVERY:
+            return len(state.transcript) + 1, Fits(tokens=10)
+        event = _compacted(state, None)
+        return 1, Compact(event=event, summarise=True)
+
+    async def summarise(self, state: RunState, overflowed: bool, tell: Tell) -> list[e.LogEvent]:  # noqa: ARG002 nothing fails here
+        await self._world.clock.sleep(0.01 + self._world.chance.random())
+        return [_compacted(state, "So far so good.")]
 
     async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]:  # noqa: ARG002 nothing fails here
         world = self._world
@@ -118,6 +129,21 @@ def talkers(
         yield ScriptedTalker(world, machine, turns)
 
     return opened
+
+
+def _entries(state: RunState) -> int:
+    return len(state.transcript) - state.compacted
+
+
+def _compacted(state: RunState, summary: str | None) -> e.ContextCompacted:
+    return e.ContextCompacted(
+        strategy="summarising" if summary else "sliding-window",
+        tokens_before=20,
+        tokens_after=10,
+        dropped=len(state.transcript),
+        summary=summary,
+        usage=USAGE if summary else Usage(),
+    )
 
 
 def _away(state: RunState, retry_at: str) -> e.ModelFailed:

@@ -1,59 +1,29 @@
 """The egress sanitiser: legal from any prefix of any log, and the same bytes incrementally."""
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule
-from libs.contracts.run import Question, RunState
-from libs.contracts.tasks import ContextStrategy, Limits, TaskSpec
-from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
+from deploy.dev.model_rules import ALWAYS, broken_rule
+from libs.contracts.run import Kept, Question
+from libs.contracts.tasks import Limits
+from libs.contracts.transcript import AssistantItem, Item
 from libs.contracts.values import ModelToolCall, Todo
-from services.executor.egress.context import Compact, Exhausted, Fits, fit
 from services.executor.egress.history import INTERRUPTED, History, messages
 from services.executor.egress.request import Profile
-from tests.fakes.histories import created
-
-SYSTEM = "You are an agent."
-PLAIN = Profile()
-
-
-def run(*items: Item, limits: Limits | None = None, **changes: object) -> RunState:
-    state = created(limits or Limits(), TaskSpec(goal="Mend it."))
-    return msgspec.structs.replace(state, transcript=items, **changes)
-
-
-def said(iteration: int, content: str = "", calls: int = 0, *, reasoning: str = "") -> AssistantItem:
-    made = [
-        ModelToolCall(call_id=f"call_{iteration}_{index}", name="echo", arguments={"n": index})
-        for index in range(calls)
-    ]
-    return AssistantItem(
-        iteration=iteration, content=content, calls=made, finish_reason="stop", reasoning=reasoning
-    )
-
-
-def result(iteration: int, index: int = 0, output: str = "out", *, ok: bool = True) -> ToolItem:
-    return ToolItem(call_id=f"call_{iteration}_{index}", name="echo", ok=ok, output=output)
-
-
-def user(text: str) -> UserItem:
-    return UserItem(text=text, origin="steering")
-
-
-def sent(state: RunState, profile: Profile = PLAIN) -> SentRequest:
-    body = b'{"messages":[' + b",".join(History(SYSTEM).outbound(state, profile).fragments) + b"]}"
-    return msgspec.json.decode(body, type=SentRequest)
-
-
-def shape(state: RunState) -> list[tuple[str, str]]:
-    return [(message.role, message.text) for message in sent(state).messages]
-
-
-def expected_bytes(state: RunState, profile: Profile = PLAIN) -> bytes:
-    return b",".join(msgspec.json.encode(message) for message in messages(state, SYSTEM, profile))
-
+from tests.fakes.transcripts import (
+    PLAIN,
+    SYSTEM,
+    TEXT,
+    TRANSCRIPT,
+    expected_bytes,
+    result,
+    run,
+    said,
+    sent,
+    shape,
+    user,
+)
 
 # --- Single cases -----------------------------------------------------------------------------------------------
 
@@ -166,72 +136,21 @@ def test_reasoning_is_replayed_only_to_endpoints_that_want_it() -> None:
 
 # --- Properties -------------------------------------------------------------------------------------------------
 
-_TEXT = st.text(max_size=6) | st.sampled_from(["", " ", "hello", "\ud83d"])
 
-
-def _made(index: int, name: str, arguments: dict[str, object] | None) -> ModelToolCall:
-    problem = "bad" if arguments is None else None
-    return ModelToolCall(call_id=f"call_0_{index}", name=name, arguments=arguments, problem=problem)
-
-
-_CALL = st.builds(
-    _made,
-    st.integers(0, 3),
-    st.sampled_from(["echo", "", "ü x", "n" * 80]),
-    st.none() | st.dictionaries(_TEXT, _TEXT, max_size=2),
-)
-_ITEM = st.one_of(
-    st.builds(UserItem, text=_TEXT, origin=st.sampled_from(["steering", "runtime", "verification"])),
-    st.builds(
-        AssistantItem,
-        iteration=st.just(0),
-        content=_TEXT,
-        calls=st.lists(_CALL, max_size=3, unique_by=lambda call: call.call_id),
-        finish_reason=st.just("stop"),
-        reasoning=_TEXT,
-    ),
-    st.builds(ToolItem, call_id=st.just("call_0_0"), name=st.just("echo"), ok=st.booleans(), output=_TEXT),
-)
-
-
-def _numbered(items: list[Item]) -> tuple[Item, ...]:
-    """The same items with call ids as a log has them: unique in the run; results answer one of the last turns."""
-    numbered: list[Item] = []
-    turn = 0
-    for item in items:
-        match item:
-            case AssistantItem():
-                turn += 1
-                calls = [
-                    msgspec.structs.replace(call, call_id=call.call_id.replace("_0_", f"_{turn}_"))
-                    for call in item.calls
-                ]
-                numbered.append(msgspec.structs.replace(item, iteration=turn, calls=calls))
-            case ToolItem():
-                index = len(item.output) % 3
-                numbered.append(msgspec.structs.replace(item, call_id=f"call_{turn}_{index}"))
-            case UserItem():
-                numbered.append(item)
-    return tuple(numbered)
-
-
-_TRANSCRIPT = st.lists(_ITEM, max_size=14).map(_numbered)
-
-
-@given(transcript=_TRANSCRIPT, inbox=st.lists(_TEXT, max_size=2), cut=st.integers(0, 14))
+@given(transcript=TRANSCRIPT, inbox=st.lists(TEXT, max_size=2), cut=st.integers(0, 14))
 def test_any_prefix_of_any_log_is_legal_for_strict_servers(
     transcript: tuple[Item, ...], inbox: list[str], cut: int
 ) -> None:
     state = run(*transcript[:cut], inbox=tuple(user(text) for text in inbox))
     assert broken_rule(sent(state), ALWAYS) is None
     compacted = msgspec.structs.replace(
-        state, compacted=min(cut, 5), summary="So far: much.", todos=(Todo(content="x"),)
+        state, compacted=min(cut, 5), summary="So far: much.", kept=Kept(todos=(Todo(content="x"),))
     )
     assert broken_rule(sent(compacted), ALWAYS) is None
 
 
 @given(
-    transcript=_TRANSCRIPT,
+    transcript=TRANSCRIPT,
     steps=st.lists(st.integers(1, 4), max_size=8),
     replay=st.booleans(),
     data=st.data(),
@@ -242,16 +161,22 @@ def test_the_incremental_history_gives_the_bytes_of_its_specification(
     history, profile, known = History(SYSTEM), Profile(replay_reasoning=replay), 0
     for step in [*steps, len(transcript)]:
         known = min(len(transcript), known + step)
-        inbox = tuple(user(text) for text in data.draw(st.lists(_TEXT, max_size=1)))
+        inbox = tuple(user(text) for text in data.draw(st.lists(TEXT, max_size=1)))
         state = run(
-            *transcript[:known], inbox=inbox, compacted=data.draw(st.sampled_from([0, 0, known // 2]))
+            *transcript[:known],
+            inbox=inbox,
+            compacted=data.draw(st.sampled_from([0, 0, known // 2])),
+            turn_tokens_max=data.draw(st.sampled_from([None, None, None, 60])),
         )
         outbound = history.outbound(state, profile)
         assert b",".join(outbound.fragments) == expected_bytes(state, profile)
         assert outbound.message_count == len(messages(state, SYSTEM, profile))
+        shorter = data.draw(st.sampled_from([None, None, 40, 400]))
+        then = msgspec.structs.replace(state, compacted=known, summary="s", turn_tokens_max=shorter)
+        assert b",".join(history.foreseen(state, profile, then).fragments) == expected_bytes(then, profile)
 
 
-@given(transcript=_TRANSCRIPT, cuts=st.lists(st.integers(0, 14), max_size=8))
+@given(transcript=TRANSCRIPT, cuts=st.lists(st.integers(0, 14), max_size=8))
 def test_foreseen_items_that_are_stored_as_equal_ones_change_nothing(
     transcript: tuple[Item, ...], cuts: list[int]
 ) -> None:
@@ -270,78 +195,3 @@ def test_only_the_newest_few_units_are_made_again() -> None:
     after = history.outbound(run(*turns, said(50, calls=1), result(50)), PLAIN).fragments
     assert all(one is other for one, other in zip(before[:47], after, strict=False))
     assert len(after) == len(before) + 1
-
-
-# --- The window -------------------------------------------------------------------------------------------------
-
-
-def _long_run(turns: int, chars: int) -> RunState:
-    items: list[Item] = [user("Mind the umlauts.")]
-    for turn in range(1, turns + 1):
-        items += [
-            said(turn, f"turn {turn}", calls=2),
-            result(turn, 0, "x" * chars),
-            result(turn, 1, "y" * chars),
-        ]
-        if turn == 2:
-            items.append(user("Use tabs."))
-    return run(*items, limits=Limits(context_tokens=10_000), todos=(Todo(content="the plan"),))
-
-
-def test_a_request_that_fits_is_left_alone_and_tools_count() -> None:
-    outbound = History(SYSTEM).outbound(_long_run(3, 400), PLAIN)
-    fits = fit(outbound, Limits(context_tokens=10_000), tool_tokens=1_000)
-    assert isinstance(fits, Fits)
-    assert fits.tokens == outbound.tokens + 1_000
-    assert isinstance(fit(outbound, Limits(context_tokens=10_000), tool_tokens=7_000), Compact)
-
-
-def test_whole_turns_leave_and_goal_plan_and_last_message_stay() -> None:
-    state = _long_run(20, 1_000)
-    history = History(SYSTEM)
-    window = fit(history.outbound(state, PLAIN), state.limits, tool_tokens=0)
-    assert isinstance(window, Compact)
-    after = msgspec.structs.replace(state, compacted=window.event.dropped)
-    outbound = history.outbound(after, PLAIN)
-    assert isinstance(fit(outbound, state.limits, tool_tokens=0), Fits)
-    assert outbound.tokens < history.outbound(state, PLAIN).tokens
-    texts = [text for _, text in shape(after)]
-    assert texts[1].startswith("Mend it.\n\nMind the umlauts.")
-    assert "the plan (pending)" in texts[1]
-    assert texts[1].endswith("Use tabs.")
-    assert texts[-3:] == ["turn 20", "x" * 1_000, "y" * 1_000]
-    assert broken_rule(sent(after), ALWAYS) is None
-
-
-def test_the_head_stays_the_same_bytes_while_a_run_goes_on() -> None:
-    state, history = _long_run(6, 10), History(SYSTEM)
-    heads = {
-        history.outbound(msgspec.structs.replace(state, transcript=state.transcript[:cut]), PLAIN).fragments[
-            0
-        ]
-        for cut in range(1, len(state.transcript))
-    }
-    assert len(heads) == 1
-
-
-@pytest.mark.parametrize("strategy", ["sliding-window", "summarising"])
-def test_an_overflow_is_compacted_whatever_the_estimate_says_until_nothing_is_left(
-    strategy: ContextStrategy,
-) -> None:
-    state = _long_run(8, 10)
-    limits = Limits(context_strategy=strategy)
-    history, sizes = History(SYSTEM), list[int]()
-    while isinstance(
-        window := fit(history.outbound(state, PLAIN), limits, tool_tokens=0, overflowed=True), Compact
-    ):
-        assert window.event.tokens_after < window.event.tokens_before
-        sizes.append(window.event.tokens_after)
-        state = msgspec.structs.replace(state, compacted=window.event.dropped)
-    assert isinstance(window, Exhausted)
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(history.outbound(state, PLAIN).units) == 1
-
-
-def test_a_newest_turn_that_is_too_large_alone_is_said_so() -> None:
-    state = run(said(1, calls=1), result(1, output="x" * 29_000), limits=Limits(context_tokens=4_000))
-    assert isinstance(fit(History(SYSTEM).outbound(state, PLAIN), state.limits, tool_tokens=0), Exhausted)

@@ -14,6 +14,8 @@ from libs.contracts.values import ModelToolCall
 from libs.policy.approval import approval_hash
 from libs.policy.decision import Policy, Verb
 from libs.policy.decision import decide as decide_policy
+from services.executor.egress.budget import result_chars_max
+from services.executor.egress.results import is_result, page
 from services.executor.tools.runtime import ASK_USER, DELEGATE, RUNTIME_TOOLS, WRITE_TODOS, write_todos
 
 UNATTENDED_ANSWER = "Nobody can answer: this run is unattended. Decide by yourself, say what you assumed in your final answer."
@@ -66,6 +68,13 @@ def _first_step(
     if call.arguments is None:
         problem = call.problem or "the arguments could not be read"
         return [completed(call.call_id, ok=False, output=f"{call.name} was not called: {problem}")]
+    if is_result(call.name, call.arguments):
+        # What the model was given before needs no host and no permission.
+        ok, output = page(state, call.arguments, result_chars_max(state))
+        return [
+            _intent(state, call, spec, call.arguments, None),
+            completed(call.call_id, ok=ok, output=output),
+        ]
     decision = decide_policy(spec, call.arguments, tenant=state.tenant, policy=policy)
     match decision.verb:
         case Verb.DENY:

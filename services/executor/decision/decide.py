@@ -20,7 +20,7 @@ from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, UserItem
-from libs.contracts.values import ModelToolCall, RunError, Usage
+from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, RunError, Usage
 from libs.policy.decision import Policy
 from services.executor.decision import calls, waits
 from services.executor.decision.limits import deadline, notice, spent, timed_out
@@ -30,8 +30,6 @@ from services.executor.ingress.finish import Fail, Final, Nudge, Retry, RunTools
 from services.executor.ingress.turn import ModelTurn
 from services.executor.tools.runtime import DELEGATE
 
-# The error code of a request that the provider calls too long; compacting may still save it.
-OVERFLOW = "CONTEXT_EXHAUSTED"
 # What can be said in a row: the end of one step, its verdict, a compaction and the next step are four.
 SAYS_MAX = 16
 
@@ -59,6 +57,13 @@ class CallModel(NamedTuple):
     iteration: int
 
 
+class Summarise(NamedTuple):
+    """Buy a summary of what leaves the context; there is a compaction in any case. `compacted` is what has left."""
+
+    compacted: int
+    overflowed: bool
+
+
 class CallTool(NamedTuple):
     call: CallState
 
@@ -73,7 +78,7 @@ class Verify(NamedTuple):
     pending: PendingVerification
 
 
-Activity = Attach | CallModel | CallTool | SpawnChild | Verify
+Activity = Attach | CallModel | Summarise | CallTool | SpawnChild | Verify
 
 
 class Say(NamedTuple):
@@ -220,10 +225,17 @@ def _may_pause(state: RunState) -> bool:
 def _after_failure(state: RunState, env: Env) -> Step:
     failure = state.model_failure
     assert failure is not None
-    if failure.error_code == OVERFLOW:
+    if failure.error_code == CONTEXT_EXHAUSTED:
         _, window = env.window(state, True)
-        if isinstance(window, Compact):
-            return Say([window.event])  # The same request again, shorter; ends when nothing more can leave.
+        match window:
+            case Compact():
+                # The same request again, shorter: once for each compaction, until nothing more can leave.
+                return _compact(state, window, overflowed=True)
+            case Exhausted(message=message):
+                told = f"{message} The endpoint said: {failure.message}"
+                return _end(env, _failed(state, CONTEXT_EXHAUSTED, told))
+            case Fits():
+                pass
     if failure.retry_at is not None:
         return _end(env, e.RunReleased(reason="failure", retry_at=failure.retry_at, message=failure.message))
     return _end(env, _failed(state, failure.error_code, failure.message))
@@ -257,16 +269,20 @@ def _ask(state: RunState, env: Env) -> Step:
     """The next request, once it fits and the model has been told what it must know before."""
     count, window = env.window(state, False)
     match window:
-        case Compact(event=event):
-            return Say([event])
+        case Compact():
+            return _compact(state, window, overflowed=False)
         case Exhausted(message=message):
-            return _end(env, _failed(state, OVERFLOW, message))
+            return _end(env, _failed(state, CONTEXT_EXHAUSTED, message))
         case Fits(tokens=tokens):
             near = notice(state, env.now, tokens)
             if near is not None:
                 return Say([near])
             request = e.ModelRequested(
-                iteration=state.iteration + 1, model=env.model, message_count=count, estimated_tokens=tokens
+                iteration=state.iteration + 1,
+                model=env.model,
+                message_count=count,
+                estimated_tokens=tokens,
+                token_ratio=state.token_ratio,
             )
             return Say([request])
 
@@ -280,6 +296,12 @@ def _begins_in_a_workspace(state: RunState, env: Env) -> bool:
     if offered is None:
         return True
     return any(name not in env.specs or env.specs[name].needs_workspace for name in offered)
+
+
+def _compact(state: RunState, window: Compact, *, overflowed: bool) -> Step:
+    if window.summarise:
+        return Do((Summarise(state.compacted, overflowed),))
+    return Say([window.event])
 
 
 def _rounds_used_up(state: RunState, last: object) -> bool:

@@ -4,10 +4,11 @@ Invariant: from any prefix of any log, each call is answered exactly once and di
 stands without its call, no message is empty, no user message follows another, and the last message is not the
 model's. The transcript itself is never changed.
 
-    system | user: goal (+ note of what was left out) (+ texts before the first turn) | unit | unit | ...
+    system | user: (note of what was left out +) goal (+ texts before the first turn) | unit | unit | ...
     unit = assistant [+ one tool message a call] [+ user: the texts that came before the next turn, in one message]
 
-`messages` is the specification. `History` gives the same bytes incrementally: a unit is encoded when it appears or
+A unit that would take more than its share (`budget.turn_tokens_max`) is shown with its longest texts clipped; what a
+person said never is. `messages` is the specification. `History` gives the same bytes incrementally: a unit is encoded when it appears or
 grows, so an iteration costs what it adds and not what went before.
 """
 
@@ -20,20 +21,25 @@ import msgspec
 from libs.contracts.run import RunState
 from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall
+from services.executor.egress.budget import turn_tokens_max
+from services.executor.egress.clipping import TEXT_TOKENS_MIN, clipped, clipped_strings
+from services.executor.egress.note import CALLS_MAX, note
 from services.executor.egress.request import Profile
-from services.executor.ingress.text import clean, clipped, without_surrogates
-from services.executor.ingress.tokens import MESSAGE_TOKENS, estimated_tokens
+from services.executor.ingress.text import clean, without_surrogates
+from services.executor.ingress.tokens import MESSAGE_TOKENS, tokens_in
 
 # The longest name that strict servers take back, and what they do not want to see in it.
 NAME_CHARS_MAX = 64
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 # A host clips outputs to the limit and says so in a few words more; that is not clipped a second time.
 _CLIP_SLACK_CHARS = 500
+# How a call that left is told: its beginning is enough to know it again.
+_CALL_CHARS_MAX = 120
 
 INTERRUPTED = "interrupted before a result was produced"
 _NO_OUTPUT = "(no output)"
 _NO_GOAL = "(no goal was given)"
-_GO_ON = "Go on."
+_GO_ON = UserItem(text="Go on.", origin="runtime")
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -91,26 +97,30 @@ class Outbound(msgspec.Struct, frozen=True, kw_only=True):
     units: list[Unit]
 
 
-def messages(state: RunState, system: str, profile: Profile) -> list[Message]:
-    """The whole history as messages: what `History` must give, made from nothing."""
+def messages(state: RunState, system: str, profile: Profile, *, paging: bool = False) -> list[Message]:
+    """The whole history as messages: what `History` must give, made from nothing. `paging`: the model has a tool that
+    reads earlier results on."""
     transcript = _Groups()
     transcript.extend(state.transcript)
     groups = transcript.groups
-    found = _head(state, system, transcript)
+    found = _head(state, system, transcript, paging)
     for group in groups:
         if group.first >= state.compacted:
-            found.extend(_turn(group, state, profile, _closing(state, group is groups[-1], group)))
+            closing = _closing(state, group is groups[-1], group)
+            found.extend(_fitted(group, state, profile, closing, paging)[0])
     return found
 
 
 class History:
-    """One run's outbound history, kept by its owner from request to request."""
+    """One run's outbound history, kept by its owner from request to request. Holds no unit that left the context."""
 
-    def __init__(self, system: str) -> None:
-        self._system = system
-        self._profile = Profile()
+    def __init__(self, system: str, *, paging: bool = False) -> None:
+        self._system, self._paging = system, paging
+        self._made_for: object = None
         self._transcript = _Groups()
+        # The units of the groups behind the first `_left`, which left the context.
         self._units: list[Unit] = []
+        self._left = 0
         self._seen: tuple[Item, ...] = ()
         self._head_key: object = None
         self._head = Unit(first=0, fragment=b"", messages=0, tokens=0)
@@ -118,20 +128,25 @@ class History:
     def outbound(self, state: RunState, profile: Profile) -> Outbound:
         """The messages of a request made in this state."""
         self._follow(state, profile)
-        head = self._encoded_head(state)
-        units = [unit for unit in self._units if unit.first >= state.compacted]
-        return Outbound(
-            fragments=[head.fragment, *(unit.fragment for unit in units)],
-            message_count=head.messages + sum(unit.messages for unit in units),
-            head_tokens=head.tokens,
-            tokens=head.tokens + sum(unit.tokens for unit in units),
-            units=units,
-        )
+        return _outbound(self._encoded_head(state), self._units)
+
+    def foreseen(self, state: RunState, profile: Profile, after: RunState) -> Outbound:
+        """What `outbound` would give once more has left: `after` is `state` but for that. Nothing is forgotten yet."""
+        self._follow(state, profile)
+        groups = self._transcript.groups
+        if turn_tokens_max(after) == turn_tokens_max(state):
+            units = [unit for unit in self._units if unit.first >= after.compacted]
+        else:
+            left = [group for group in groups if group.first >= after.compacted]
+            units = [self._made(group, after, profile) for group in left]
+        head = _unit(0, _head(after, self._system, self._transcript, self._paging))
+        return _outbound(head, units)
 
     def _follow(self, state: RunState, profile: Profile) -> None:
-        """Take in what the transcript gained; another profile begins from nothing."""
-        if profile != self._profile:
-            self._transcript, self._units, self._profile = _Groups(), [], profile
+        """Take in what the transcript gained; another profile or another bound begins from nothing."""
+        made_for = (profile, turn_tokens_max(state))
+        if made_for != self._made_for:
+            self._transcript, self._units, self._left, self._made_for = _Groups(), [], 0, made_for
         transcript, seen = state.transcript, self._seen
         known = min(len(transcript), len(seen), self._transcript.items)
         # What was foreseen and then stored are equal items, not the same ones; only the newest few are ever affected.
@@ -143,21 +158,30 @@ class History:
         self._transcript.extend(transcript[self._transcript.items :])
         self._seen = transcript
         groups = self._transcript.groups
-        del self._units[fresh:]
-        for group in groups[fresh:]:
-            closing = _closing(state, group is groups[-1], group)
-            self._units.append(_unit(group.first, _turn(group, state, profile, closing)))
+        left = sum(group.first < state.compacted for group in groups)
+        if left < self._left:
+            self._units, fresh = [], left
+        else:
+            del self._units[max(0, fresh - self._left) :]
+            del self._units[: left - self._left]
+        self._left = left
+        for group in groups[max(fresh, left) :]:
+            self._units.append(self._made(group, state, profile))
+
+    def _made(self, group: "_Group", state: RunState, profile: Profile) -> Unit:
+        closing = _closing(state, group is self._transcript.groups[-1], group)
+        return _fitted(group, state, profile, closing, self._paging)[1]
 
     def _encoded_head(self, state: RunState) -> Unit:
         groups = self._transcript
         inbox = () if groups.groups else state.inbox
         key: object = (tuple(groups.leading), inbox)
         if state.compacted:
-            last_text = groups.last_text_before(state.compacted)
-            key = (key, state.compacted, state.summary, state.todos, last_text)
+            # Nothing of the note changes before more leaves: it is the beginning of what a provider keeps in its cache.
+            key = (key, state.compacted, state.summary, state.kept, turn_tokens_max(state))
         if key != self._head_key:
             self._head_key = key
-            self._head = _unit(0, _head(state, self._system, groups))
+            self._head = _unit(0, _head(state, self._system, groups, self._paging))
         return self._head
 
 
@@ -171,7 +195,7 @@ class _Group:
         self.first = first
         self.turn = turn
         self.results: dict[str, ToolItem] = {}
-        self.texts: list[str] = []
+        self.texts: list[UserItem] = []
 
 
 class _Groups:
@@ -179,7 +203,7 @@ class _Groups:
 
     def __init__(self) -> None:
         self.items = 0
-        self.leading: list[str] = []
+        self.leading: list[UserItem] = []
         self.groups: list[_Group] = []
 
     def extend(self, items: Sequence[Item]) -> None:
@@ -194,7 +218,7 @@ class _Groups:
                 case UserItem():
                     if item.text.strip():
                         texts = self.groups[-1].texts if self.groups else self.leading
-                        texts.append(item.text)
+                        texts.append(item)
                 case _:
                     assert_never(item)
             self.items += 1
@@ -210,89 +234,123 @@ class _Groups:
         if self.items == 0:
             self.leading = []
 
-    def last_text_before(self, index: int) -> str | None:
-        """The newest text in the groups that begin before `index`."""
+    def last_text_before(self, index: int, *, of_a_person: bool) -> str | None:
+        """The newest text of a person, or of the runtime, in the groups that begin before `index`."""
         for group in reversed(self.groups):
-            if group.first < index and group.texts:
-                return group.texts[-1]
+            if group.first < index:
+                for item in reversed(group.texts):
+                    if (item.origin == "steering") is of_a_person:
+                        return item.text
         return None
+
+    def calls_before(self, index: int) -> list[str]:
+        """The newest calls in the groups that begin before `index`, one a line, the newest last."""
+        lines: list[str] = []
+        for group in reversed(self.groups):
+            if group.first < index:
+                for call in reversed(group.turn.calls):
+                    arguments = _ENCODER.encode(clean(call.arguments or {})).decode()
+                    lines.append(f"- {call.call_id}: {call.name} {arguments}"[:_CALL_CHARS_MAX])
+                if len(lines) >= CALLS_MAX:
+                    break
+        return lines[CALLS_MAX - 1 :: -1]
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------
 
 
-def _head(state: RunState, system: str, groups: _Groups) -> list[Message]:
-    """What never leaves the context: the system prompt, the goal, texts from before the first turn, the note."""
-    texts = [state.task.goal if state.task.goal.strip() else _NO_GOAL, *groups.leading]
+def _head(state: RunState, system: str, groups: _Groups, paging: bool) -> list[Message]:
+    """What never leaves the context: the system prompt, the goal, texts from before the first turn; and the note."""
+    texts = [
+        state.task.goal if state.task.goal.strip() else _NO_GOAL,
+        *(item.text for item in groups.leading),
+    ]
     if not groups.groups:
         texts.extend(item.text for item in state.inbox if item.text.strip())
     if state.compacted:
-        texts.append(_note(state, groups.last_text_before(state.compacted)))
+        calls = groups.calls_before(state.compacted) if paging else []
+        feedback = groups.last_text_before(state.compacted, of_a_person=False)
+        latest = groups.last_text_before(state.compacted, of_a_person=True)
+        texts = note(state, calls, feedback, texts, latest)
     head: list[Message] = [SystemMessage(content=without_surrogates(system))] if system.strip() else []
     return [*head, UserMessage(content=_joined(texts))]
 
 
-def _note(state: RunState, last_text: str | None) -> str:
-    """What stands for the turns that were left out: a summary if there is one, the plan, the last text among them."""
-    parts = [
-        "[The earlier part of this conversation was left out to save space. What follows is context, no new task.]"
-    ]
-    if state.summary:
-        parts.append(f"[Summary of it]\n{state.summary}")
-    if state.todos:
-        lines = "\n".join(f"- {todo.content} ({todo.status})" for todo in state.todos)
-        parts.append(f"[The plan as it stands]\n{lines}")
-    if last_text:
-        parts.append(f"[The last message to you in that part]\n{last_text}")
-    return "\n\n".join(parts)
-
-
-def _closing(state: RunState, newest: bool, group: _Group) -> list[str]:
+def _closing(state: RunState, newest: bool, group: _Group) -> list[UserItem]:
     """Texts behind the newest unit that are not in the transcript: the inbox; the model never has the last word."""
     if not newest:
         return []
-    waiting = [item.text for item in state.inbox if item.text.strip()]
+    waiting = [item for item in state.inbox if item.text.strip()]
     return [_GO_ON] if not (waiting or group.texts or group.turn.calls) else waiting
 
 
-def _turn(group: _Group, state: RunState, profile: Profile, closing: list[str]) -> list[Message]:
-    """The messages of one unit. A missing result is the answer of a person, if one came, else an interruption."""
+def _fitted(
+    group: _Group, state: RunState, profile: Profile, closing: list[UserItem], paging: bool
+) -> tuple[list[Message], Unit]:
+    """The messages of one unit, and the unit: with its longest texts clipped as far as its share asks for it."""
+    share = texts_max = turn_tokens_max(state)
+    found = _turn(group, state, profile, closing, paging, None)
+    made = _unit(group.first, found)
+    while made.tokens > share and texts_max > TEXT_TOKENS_MIN:
+        texts_max = texts_max * 2 // 3
+        found = _turn(group, state, profile, closing, paging, texts_max)
+        made = _unit(group.first, found)
+    return found, made
+
+
+def _turn(
+    group: _Group,
+    state: RunState,
+    profile: Profile,
+    closing: list[UserItem],
+    paging: bool,
+    texts_max: int | None,
+) -> list[Message]:
+    """The messages of one unit, no text of the model, a tool or the runtime longer than `texts_max` tokens."""
     turn = group.turn
-    content = without_surrogates(turn.content)
+
+    def fitted(text: str) -> str:
+        return clipped(without_surrogates(text), chars_max=len(text), tokens_max=texts_max)
+
+    content = fitted(turn.content)
     found: list[Message] = [
         AssistantMessage(
             content=content if content.strip() else None,
-            reasoning_content=without_surrogates(turn.reasoning)
-            if profile.replay_reasoning
-            else msgspec.UNSET,
-            tool_calls=[_call(call) for call in turn.calls] or msgspec.UNSET,
+            reasoning_content=fitted(turn.reasoning) if profile.replay_reasoning else msgspec.UNSET,
+            tool_calls=[_call(call, texts_max) for call in turn.calls] or msgspec.UNSET,
         )
     ]
     for call in turn.calls:
         result = group.results.get(call.call_id)
-        output = _output(result, state) if result is not None else _missing(call, state)
+        output = _output(result, state, paging, texts_max) if result is not None else _missing(call, state)
         found.append(ToolMessage(tool_call_id=call.call_id, content=output))
     if texts := [*group.texts, *closing]:
-        found.append(UserMessage(content=_joined(texts)))
+        said = [item.text if item.origin == "steering" else fitted(item.text) for item in texts]
+        found.append(UserMessage(content=_joined(said)))
     return found
 
 
-def _call(call: ModelToolCall) -> Call:
+def _call(call: ModelToolCall, texts_max: int | None) -> Call:
     """Arguments that nobody could read are not shown to a server again: it would refuse the whole request."""
     name = _NOT_IN_NAMES.sub("_", call.name)[:NAME_CHARS_MAX] or "unknown"
-    arguments = call.arguments or {}
+    arguments: object = call.arguments or {}
     try:
         encoded = msgspec.json.encode(arguments)
     except UnicodeEncodeError:
-        encoded = msgspec.json.encode(clean(arguments))
+        arguments = clean(arguments)
+        encoded = msgspec.json.encode(arguments)
+    if texts_max is not None and len(encoded) > texts_max:
+        encoded = msgspec.json.encode(clipped_strings(arguments, texts_max))
     return Call(id=call.call_id, function=Function(name=name, arguments=encoded.decode()))
 
 
-def _output(result: ToolItem, state: RunState) -> str:
+def _output(result: ToolItem, state: RunState, paging: bool, texts_max: int | None) -> str:
     output = without_surrogates(result.output) if result.output.strip() else _NO_OUTPUT
     if not result.ok and not output.startswith("ERROR"):
         output = f"ERROR: {output}"
-    return clipped(output, state.limits.max_tool_output_chars + _CLIP_SLACK_CHARS)
+    chars_max = state.limits.max_tool_output_chars + _CLIP_SLACK_CHARS
+    call_id = result.call_id if paging else None
+    return clipped(output, chars_max=chars_max, tokens_max=texts_max, call_id=call_id)
 
 
 def _missing(call: ModelToolCall, state: RunState) -> str:
@@ -310,5 +368,15 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _unit(first: int, found: list[Message]) -> Unit:
     fragment = b",".join([_ENCODER.encode(message) for message in found])
-    tokens = estimated_tokens(len(fragment)) + MESSAGE_TOKENS * len(found)
+    tokens = tokens_in(fragment) + MESSAGE_TOKENS * len(found)
     return Unit(first=first, fragment=fragment, messages=len(found), tokens=tokens)
+
+
+def _outbound(head: Unit, units: list[Unit]) -> Outbound:
+    return Outbound(
+        fragments=[head.fragment, *(unit.fragment for unit in units)],
+        message_count=head.messages + sum(unit.messages for unit in units),
+        head_tokens=head.tokens,
+        tokens=head.tokens + sum(unit.tokens for unit in units),
+        units=list(units),
+    )

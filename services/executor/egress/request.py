@@ -62,6 +62,10 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 OnDelta = Callable[[int, Delta], Awaitable[None]]
 
 
+async def unseen(attempt: int, delta: Delta) -> None:
+    """An `OnDelta` for a turn that nobody watches."""
+
+
 class ModelFailure(Exception):
     """A model call gave no turn, and its retries are used up or pointless.
 

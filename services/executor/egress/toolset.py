@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from libs.contracts.tools import ToolSpec
-from services.executor.ingress.tokens import MESSAGE_TOKENS, estimated_tokens
+from services.executor.ingress.tokens import MESSAGE_TOKENS, tokens_in
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ def toolset(specs: Iterable[ToolSpec]) -> Toolset:
         for spec in ordered
     ]
     encoded = msgspec.json.encode(tools)
-    tokens = estimated_tokens(len(encoded)) + MESSAGE_TOKENS * len(tools)
+    tokens = tokens_in(encoded) + MESSAGE_TOKENS * len(tools)
     return Toolset(
         json=encoded, schemas={spec.name: spec.parameters for spec in ordered}, estimated_tokens=tokens
     )

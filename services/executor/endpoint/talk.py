@@ -16,17 +16,26 @@ from libs.contracts import events as e
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.run import RunState
 from libs.contracts.tools import ToolSpec
-from libs.contracts.values import ModelToolCall
+from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall
 from libs.policy.schemas import Schemas
-from services.executor.egress.context import Window, fit
-from services.executor.egress.history import History
+from services.executor.egress.context import Compact, Window, after, fit, scaled
+from services.executor.egress.history import History, Outbound
 from services.executor.egress.prompt import system_prompt
-from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, Profile
+from services.executor.egress.request import (
+    ContextOverflow,
+    ModelFailure,
+    ModelRequest,
+    OnRetry,
+    Profile,
+    unseen,
+)
+from services.executor.egress.results import READ_FILE
 from services.executor.egress.toolset import toolset
 from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.completion import Model, ModelSettings, open_model
 from services.executor.endpoint.deltas import streaming
 from services.executor.endpoint.prices import load_prices
+from services.executor.endpoint.summary import summarised
 from services.executor.ingress.turn import Delta, ModelTurn
 from services.executor.settings import ExecutorSettings
 
@@ -50,6 +59,8 @@ class Conversing(Protocol):
     """One run's talk: `Talk`, or what the simulation has in its place."""
 
     def window(self, state: RunState, overflowed: bool) -> tuple[int, Window]: ...
+
+    async def summarise(self, state: RunState, overflowed: bool, tell: Tell) -> list[e.LogEvent]: ...
 
     async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]: ...
 
@@ -123,10 +134,40 @@ class Talk:
         if state.project != self._project:
             # Only before the first request: the workspace was attached, and its project has something to say.
             self._project, self._history = state.project, self._begun(state)
-        outbound = self._history.outbound(state, self._model.profile(state.task.model))
+        profile = self._model.profile(state.task.model)
+        outbound = self._history.outbound(state, profile)
+
+        def foreseen(after: RunState) -> Outbound:
+            return self._history.foreseen(state, profile, after)
+
         tool_tokens = self._tools.estimated_tokens
-        window = fit(outbound, state.limits, tool_tokens=tool_tokens, overflowed=overflowed)
+        window = fit(outbound, state, foreseen, tool_tokens=tool_tokens, overflowed=overflowed)
         return outbound.message_count, window
+
+    async def summarise(self, state: RunState, overflowed: bool, tell: Tell) -> list[e.LogEvent]:
+        """The compaction that `window` asks a summary for, with one or without."""
+        _, window = self.window(state, overflowed)
+        if not isinstance(window, Compact):
+            return []  # It fits after all: a message that made it too long is no longer waiting.
+        if not window.summarise:
+            return [window.event]
+        profile = self._model.profile(state.task.model)
+
+        async def ask(fragments: list[bytes], tokens: int) -> ModelTurn:
+            request = ModelRequest(
+                iteration=state.iteration,
+                render=lambda _: fragments,
+                estimated_tokens=tokens,
+                model=state.task.model,
+                on_retry=self._teller(state, tell),
+            )
+            return await self._model.complete(request, unseen)
+
+        def measure(event: e.ContextCompacted) -> int:
+            outbound = self._history.foreseen(state, profile, after(state, event))
+            return scaled(outbound.tokens + self._tools.estimated_tokens, state)
+
+        return [await summarised(state, window.event, ask, measure)]
 
     async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]:
         """Ask the model; what came of it, as events. `tell` hears meanwhile of attempts that are made again."""
@@ -139,9 +180,6 @@ class Talk:
             # Made anew only for a model, or after a lesson, that wants it otherwise.
             return (outbound if profile == expected else self._history.outbound(asked, profile)).fragments
 
-        def retried(attempt: int, error_code: str, message: str, pause_s: float) -> None:
-            tell(self._retried(state, attempt, error_code, message, pause_s))
-
         request = ModelRequest(
             iteration=state.iteration,
             render=render,
@@ -150,7 +188,7 @@ class Talk:
             schemas=self._tools.schemas,
             attempt=state.model_failures * ATTEMPTS_PER_CALL + 1,
             model=state.task.model,
-            on_retry=retried,
+            on_retry=self._teller(state, tell),
         )
         began = self._clock.monotonic()
         subject = self._bus.subjects.live(state.tenant, state.run_id)
@@ -170,7 +208,7 @@ class Talk:
         prompt = system_prompt(
             state.task, self._names, state.project, context_tokens=state.limits.context_tokens
         )
-        return History(prompt)
+        return History(prompt, paging=READ_FILE in self._names)
 
     def _completed(self, state: RunState, turn: ModelTurn, latency_ms: int) -> e.ModelCompleted:
         return e.ModelCompleted(
@@ -196,24 +234,27 @@ class Talk:
             call, arguments=None, raw_arguments=_shown(call.arguments), problem=problem
         )
 
-    def _retried(
-        self, state: RunState, attempt: int, error_code: str, message: str, pause_s: float
-    ) -> e.ModelFailed:
-        retry_at = rfc3339(self._clock.now() + timedelta(seconds=pause_s))
-        return e.ModelFailed(
-            iteration=state.iteration,
-            error_code=error_code,
-            message=message,
-            attempt=attempt,
-            retry_at=retry_at,
-            final=False,
-        )
+    def _teller(self, state: RunState, tell: Tell) -> OnRetry:
+        """Records attempts that failed and are made again."""
+
+        def retried(attempt: int, error_code: str, message: str, pause_s: float) -> None:
+            failed = e.ModelFailed(
+                iteration=state.iteration,
+                error_code=error_code,
+                message=message,
+                attempt=attempt,
+                retry_at=rfc3339(self._clock.now() + timedelta(seconds=pause_s)),
+                final=False,
+            )
+            tell(failed)
+
+        return retried
 
     def _failed(self, state: RunState, failure: ModelFailure) -> e.ModelFailed:
         overflow = isinstance(failure, ContextOverflow)
         return e.ModelFailed(
             iteration=state.iteration,
-            error_code="CONTEXT_EXHAUSTED" if overflow else failure.error_code,
+            error_code=CONTEXT_EXHAUSTED if overflow else failure.error_code,
             message=failure.message,
             attempt=failure.attempt,
             retry_at=None if overflow else self._retry_at(state, failure),
