@@ -107,6 +107,55 @@ async def test_a_renewed_value_outlives_its_first_term(bucket: Bucket, place: st
     assert await bucket.get(key) == Entry(key, b"renewed", revision)
 
 
+async def test_a_write_without_a_term_stays_and_every_other_lasts_a_second_at_least(
+    bucket: Bucket, place: str
+) -> None:
+    async with bucket.watch(place) as changes:
+        await bucket.put(f"{place}short", b"1", ttl_s=0.1)
+        kept = await bucket.update(f"{place}kept", b"2", await bucket.create(f"{place}kept", b"1", ttl_s=1.0))
+        await bucket.put(f"{place}put", b"1", ttl_s=1.0)
+        assert (await bucket.get(f"{place}short")) is not None
+        gone: set[str] = set()
+        with anyio.fail_after(20):
+            while len(gone) < 2:
+                key, value = await anext(changes)
+                gone |= {key} if key and value is None else set()
+    assert gone == {f"{place}short", f"{place}put"}
+    assert await bucket.get(f"{place}kept") == Entry(f"{place}kept", b"2", kept)
+
+
+async def test_what_is_removed_in_one_go_is_as_if_it_had_never_been(bus: Bus, place: str) -> None:
+    bucket = bus.bucket("journal")
+    first = await bucket.create(f"{place}run.a", b"1")
+    await bucket.put(f"{place}run.b", b"1", ttl_s=60.0)
+    await bucket.put(f"{place}runner.a", b"1")
+    assert sorted(await bucket.keys(f"{place}run.")) == [f"{place}run.a", f"{place}run.b"]
+    async with bucket.watch(place) as changes:
+        await bucket.remove(f"{place}run.")
+        await bucket.remove(f"{place}run.")
+        assert await bucket.keys(f"{place}run.") == []
+        assert [entry.key for entry in await bucket.entries(place)] == [f"{place}runner.a"]
+        # A host that finishes a call of a run that was deleted must not bring its key back.
+        with pytest.raises(AppendConflict) as conflict:
+            await bucket.update(f"{place}run.a", b"late", first)
+        assert conflict.value.last == 0
+        again = await bucket.create(f"{place}run.a", b"2")
+        assert again > first
+        with anyio.fail_after(10):
+            seen = [await anext(changes)]
+            while seen[-1] != (f"{place}run.a", b"2"):
+                seen.append(await anext(changes))
+    assert (f"{place}run.a", None) not in seen
+
+
+async def test_deleting_what_is_not_there_is_quiet(bucket: Bucket, place: str) -> None:
+    await bucket.delete(f"{place}never")
+    await bucket.delete(f"{place}never")
+    assert await bucket.get(f"{place}never") is None
+    with pytest.raises(AppendConflict):
+        await bucket.delete(f"{place}other", revision=1)
+
+
 async def test_a_write_whose_answer_was_lost_is_recognised(
     deployment: Deployment, bucket: Bucket, place: str
 ) -> None:

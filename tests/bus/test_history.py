@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from libs.bus.ports import Bus, LogKey
+from libs.contracts.envelope import Record
 from libs.contracts.subjects import ANY_TENANT
 from tests.bus.writing import draft, expect_unbroken, fresh_key, write
 
@@ -26,6 +27,16 @@ async def test_a_long_log_is_read_whole_and_from_every_place(bus: Bus) -> None:
         assert await bus.log.read(key, written[place].header.stream_sequence) == written[place + 1 :]
     # A place between two records is as good as a record's.
     assert await bus.log.read(key, written[300].header.stream_sequence - 1) == written[300:]
+
+
+async def test_pages_are_the_whole_log_in_bounded_steps(bus: Bus) -> None:
+    key = fresh_key()
+    written = await write(bus, key, 300)
+    read: list[Record] = []
+    while page := await bus.log.page(key, read[-1].header.stream_sequence if read else 0):
+        read += page
+    assert read == written
+    assert await bus.log.page(fresh_key(), 0) == []
 
 
 async def test_an_unknown_log_is_empty_for_certain(bus: Bus) -> None:

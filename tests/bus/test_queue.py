@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,11 +14,11 @@ from opentelemetry import trace
 
 from libs.bus.jetstream import JetStream
 from libs.bus.link import Credentials, Link
-from libs.bus.ports import ACK, Bus, Delivery, Outcome, dead, nak
+from libs.bus.ports import ACK, Bus, DeadLetter, Delivery, Outcome, dead, nak
 from libs.chassis.clock import SystemClock
 from libs.contracts.errors import BusUnavailable, PayloadTooLarge
 from libs.contracts.streams import ConsumerSpec, host_consumer
-from tests.bus.conftest import PREFIX, Site
+from tests.bus.conftest import Site
 from tests.fakes.cluster import Deployment
 
 _numbers = itertools.count(1)
@@ -100,16 +101,111 @@ async def test_what_is_given_back_comes_again_after_its_delay(bus: Bus, spec: Co
     assert len({delivery.stream_sequence for delivery in seen}) == 1
 
 
-async def test_what_nobody_can_handle_is_kept_with_its_reason(
-    deployment: Deployment, bus: Bus, spec: ConsumerSpec
-) -> None:
+async def test_what_nobody_can_handle_is_kept_with_its_reason(bus: Bus, spec: ConsumerSpec) -> None:
     body = b"{broken %s" % spec.name.encode()
     await bus.queue.publish(spec.filter_subject, body)
     async with consuming(bus, spec, dead("it is broken: ü\nsecond line")) as handled:
         await handled.next()
-        kept = await eventual_last(deployment, f"{PREFIX}-dead", bus.subjects.dead("tools"), body)
-    assert kept["Perdure-Reason"] == "it is broken: \\xfc second line"
-    assert kept["Perdure-Origin"].startswith(spec.filter_subject)
+        with anyio.fail_after(20):
+            while not (kept := [one for one in await letters_of_tools(bus) if one.body == body]):
+                await anyio.sleep(0.01)
+    assert [one.reason for one in kept] == ["it is broken: \\xfc second line"]
+    assert kept[0].origin == spec.filter_subject
+
+
+async def letters_of_tools(bus: Bus) -> list[DeadLetter]:
+    return (await bus.dead_letters.newest(kind="tools")).letters
+
+
+async def test_what_is_given_back_for_later_keeps_nobody_waiting(bus: Bus, spec: ConsumerSpec) -> None:
+    for body in (b"1", b"2", b"3"):
+        await bus.queue.publish(spec.filter_subject, body)
+    async with consuming(bus, spec, nak(0.5), nak(0.0), concurrency=1) as handled:
+        assert [(await handled.next()).body for _ in range(5)] == [b"1", b"2", b"3", b"2", b"1"]
+
+
+async def test_what_a_process_took_and_never_answered_comes_again_elsewhere(
+    site: Site, bus: Bus, spec: ConsumerSpec
+) -> None:
+    spec = spec._replace(ack_wait_s=1.0)
+    taken = anyio.Event()
+
+    async def hold(_: Delivery) -> Outcome:
+        taken.set()
+        await anyio.sleep_forever()
+        return ACK
+
+    async def consume() -> None:
+        await bus.queue.consume(spec, hold, concurrency=1)
+
+    await bus.queue.publish(spec.filter_subject, b"held")
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume)
+        with anyio.fail_after(20):
+            await taken.wait()
+        group.cancel_scope.cancel()
+    async with site.connection() as other, consuming(other, spec) as handled:
+        await bus.queue.publish(spec.filter_subject, b"later")
+        first, second = await handled.next(), await handled.next()
+    assert [(one.body, one.delivered) for one in (first, second)] == [(b"later", 1), (b"held", 2)]
+
+
+async def test_no_more_are_out_than_may_be_unanswered(site: Site, bus: Bus, spec: ConsumerSpec) -> None:
+    spec = spec._replace(ack_pending_max=2)
+    answer = anyio.Event()
+    handled = Handled()
+
+    async def slow(delivery: Delivery) -> Outcome:
+        outcome = await handled(delivery)
+        await answer.wait()
+        return outcome
+
+    async def consume(bus: Bus) -> None:
+        await bus.queue.consume(spec, slow, concurrency=4)
+
+    async with site.connection() as other, anyio.create_task_group() as group:
+        group.start_soon(consume, bus)
+        group.start_soon(consume, other)
+        for body in (b"1", b"2", b"3"):
+            await bus.queue.publish(spec.filter_subject, body)
+        assert {(await handled.next()).body for _ in range(2)} == {b"1", b"2"}
+        # Whoever is pulled after this would have been given the third one, if it might be out.
+        await bus.queue.publish(spec.filter_subject, b"4")
+        with anyio.move_on_after(0.2):
+            await handled.received.receive()
+            pytest.fail("a third one is out")
+        answer.set()
+        assert {(await handled.next()).body for _ in range(2)} == {b"3", b"4"}
+        group.cancel_scope.cancel()
+    handled.close()
+
+
+async def test_of_two_processes_each_message_goes_to_one(site: Site, bus: Bus, spec: ConsumerSpec) -> None:
+    bodies = [b"%d" % number for number in range(40)]
+    async with (
+        site.connection() as other,
+        consuming(bus, spec, concurrency=1) as one,
+        consuming(other, spec, concurrency=1) as two,
+    ):
+        for body in bodies:
+            await bus.queue.publish(spec.filter_subject, body)
+        seen: list[bytes] = []
+        with anyio.fail_after(20):
+            while len(seen) < len(bodies):
+                for handled in (one, two):
+                    with contextlib.suppress(anyio.WouldBlock):
+                        seen.append(handled.received.receive_nowait().body)
+                await anyio.sleep(0.001)
+        await bus.queue.publish(spec.filter_subject, b"last")
+        async with anyio.create_task_group() as group:
+            for handled in (one, two):
+                group.start_soon(last_of, handled, seen, group.cancel_scope)
+    assert sorted(seen) == sorted([*bodies, b"last"])
+
+
+async def last_of(handled: Handled, seen: list[bytes], found: anyio.CancelScope) -> None:
+    seen.append((await handled.next()).body)
+    found.cancel()
 
 
 async def test_a_handler_that_fails_gets_its_message_again_and_the_others_are_handled(
@@ -288,19 +384,3 @@ async def call_api(deployment: Deployment, name: str, body: object = None) -> by
         return await JetStream(link, SystemClock()).api_patiently(name, body)
     finally:
         await link.close()
-
-
-async def eventual_last(deployment: Deployment, stream: str, subject: str, body: bytes) -> dict[str, str]:
-    """The headers of the newest message on a subject, once it has this body."""
-    address = deployment.address
-    link = Link(Credentials(address.url, address.user, address.password, None, "operator"), SystemClock())
-    await link.open()
-    try:
-        with anyio.fail_after(10):
-            while (stored := await JetStream(link, SystemClock()).last(stream, subject)) is None or (
-                stored.body != body
-            ):
-                await anyio.sleep(0.01)
-    finally:
-        await link.close()
-    return stored.headers

@@ -13,9 +13,7 @@ from tests.bus.writing import draft, fresh_key
 from tests.fakes.cluster import Deployment
 
 
-async def test_wakeups_begin_with_the_latest_of_every_log_and_go_on_through_a_restart(
-    deployment: Deployment, bus: Bus
-) -> None:
+async def test_wakeups_begin_with_the_latest_of_every_log(bus: Bus) -> None:
     old, new = fresh_key(), fresh_key()
     last = 0
     for number in range(1, 4):
@@ -28,9 +26,35 @@ async def test_wakeups_begin_with_the_latest_of_every_log_and_go_on_through_a_re
             assert wakeup.header_state == "RUNNING"
             assert wakeup.record is not None
             assert wakeup.record.header.first == 3
-            await deployment.restart()
             first = await bus.log.append(draft(new, 0, life=True))
             assert (await until(wakeups, new)).stream_sequence == first.header.stream_sequence
+
+
+async def test_wakeups_go_on_through_a_restart(deployment: Deployment, bus: Bus) -> None:
+    async with bus.log.wakeups() as wakeups:
+        await deployment.restart()
+        key = fresh_key()
+        first = await bus.log.append(draft(key, 0, life=True))
+        with anyio.fail_after(30):
+            assert (await until(wakeups, key)).stream_sequence == first.header.stream_sequence
+
+
+async def test_of_a_purged_log_its_tombstone_is_all_that_anybody_is_told(bus: Bus) -> None:
+    key = fresh_key()
+    last = 0
+    for number in range(1, 4):
+        last = (await bus.log.append(draft(key, last, first=number, life=True))).header.stream_sequence
+    tombstone = await bus.log.append(draft(key, last, first=4, life=True))
+    at = tombstone.header.stream_sequence
+    await bus.log.purge(key, at)
+    await bus.log.purge(key, at)
+    assert await bus.log.read(key) == await bus.log.page(key, 0) == [tombstone]
+    assert await bus.log.tail(key) == tombstone
+    with anyio.fail_after(30):
+        async with bus.log.wakeups() as wakeups:
+            assert (await until(wakeups, key)).stream_sequence == at
+        async with bus.log.life(0, last - 1) as source:
+            assert await of(source, key) == tombstone
 
 
 async def test_wakeups_come_from_every_shard(site: Site) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import anyio
 import pytest
 
@@ -9,7 +11,7 @@ from libs.bus.connection import BusSettings, connect
 from libs.bus.ports import Bus, Message
 from libs.chassis.clock import SystemClock
 from libs.contracts.errors import BusUnavailable, ConfigurationError, NobodyThere, NotFound
-from tests.bus.conftest import PREFIX
+from tests.bus.conftest import PREFIX, Site
 from tests.bus.writing import draft, fresh_key, take, write
 from tests.fakes.cluster import Deployment
 from tests.fakes.proxy import proxied
@@ -59,6 +61,45 @@ async def test_nobody_there_is_told_from_no_answer(bus: Bus) -> None:
             assert not isinstance(error.value, NobodyThere)
     with pytest.raises(NobodyThere):
         await bus.wire.request("wire.silent", b"", timeout_s=5)
+
+
+async def test_a_listener_hears_all_that_its_pattern_takes(site: Site, bus: Bus) -> None:
+    await bus.wire.publish("heard.before.anybody", b"nobody listens")
+    async with (
+        site.connection() as other,
+        other.wire.listen("heard.*.here") as narrow,
+        other.wire.listen("heard.>") as wide,
+    ):
+        await until_heard(bus, "heard.first.here", narrow, wide)
+        for subject in ("heard.a.there", "heard.b.here", "heard.c", "heard.d.here"):
+            await bus.wire.publish(subject, subject.encode())
+        with anyio.fail_after(10):
+            assert [(await anext(narrow)).subject for _ in range(2)] == ["heard.b.here", "heard.d.here"]
+            assert [(await anext(wide)).body for _ in range(4)] == [
+                b"heard.a.there",
+                b"heard.b.here",
+                b"heard.c",
+                b"heard.d.here",
+            ]
+
+
+async def until_heard(bus: Bus, subject: str, *listeners: AsyncIterator[Message]) -> None:
+    """An interest of another connection takes a moment to be known at every node: publish until all have heard one, and
+    until nothing more is on its way."""
+    body = 0
+    for listener in listeners:
+        with anyio.fail_after(10):
+            while True:
+                body += 1
+                await bus.wire.publish(subject, b"%d" % body)
+                with anyio.move_on_after(0.1):
+                    while (await anext(listener)).body != b"%d" % body:
+                        pass
+                    break
+    for listener in listeners[:-1]:
+        with anyio.fail_after(10):
+            while (await anext(listener)).body != b"%d" % body:
+                pass
 
 
 async def test_a_slow_listener_loses_the_oldest(bus: Bus) -> None:

@@ -17,6 +17,10 @@ from libs.contracts.errors import StorageFull
 from libs.contracts.streams import ConsumerSpec, StreamSpec
 
 
+# The servers look so much later for what was given back "at once"; what was ready then goes before it.
+AGAIN_S_MIN = 0.01
+
+
 class _Message(NamedTuple):
     subject: str
     headers: dict[str, str]
@@ -123,8 +127,11 @@ class _Consumer:
         if again_after_s is None:
             self._stream.messages.pop(sequence, None)
             self._delivered.pop(sequence, None)
+            # There may be room for another one that is unanswered.
+            self._dispatch()
         elif waiting is not None:
-            self._pending[sequence] = self._stream.timers.at(again_after_s, lambda: self._again(sequence))
+            again_s = max(again_after_s, AGAIN_S_MIN)
+            self._pending[sequence] = self._stream.timers.at(again_s, lambda: self._again(sequence))
 
     def close(self) -> None:
         for waiting in self._pending.values():
