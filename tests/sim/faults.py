@@ -85,11 +85,14 @@ QUIET = Noise()
 
 
 class Plan(NamedTuple):
-    """`services`: which processes may be crashed and frozen, by the beginning of their names."""
+    """`services`: which processes may be crashed and frozen, by the beginning of their names. More crashes would be more
+    than a run lives through by design (quarantine), and so would more than `blows_max` of all that happens to processes
+    (ten broken verifications)."""
 
     noise: Noise = QUIET
     point: Point | None = None
     crashes_max: int = 3
+    blows_max: int = 8
     services: tuple[str, ...] = SERVICES
 
 
@@ -115,7 +118,7 @@ class SimNetwork:
         self.steps = 0
         self.brought = 0
         self.trace: list[str] | None = None
-        self._crashes = 0
+        self._crashes = self._blows = 0
         self._dying: Op | None = None
         self._isolated: dict[str, float] = {}
         self._unheard = 0
@@ -212,7 +215,7 @@ class SimNetwork:
             drawn *= IDLE_LUCK
         if drawn >= sum(noise[:_PER_OPERATION]):
             return fate
-        may_die = op.client.startswith(self._plan.services)
+        may_die = op.client.startswith(self._plan.services) and self._blows < self._plan.blows_max
         if drawn < noise.isolate:
             if may_die:
                 self._isolate(op, chance.choice((1.0, 5.0, 12.0, 20.0)))
@@ -265,6 +268,7 @@ class SimNetwork:
 
     def _crash(self, op: Op, *, before: bool, fate: Fate) -> Fate:
         self._crashes += 1
+        self._blows += 1
         if before:
             self._say(op, "CRASH before it")
             self._trouble.crash(op.client)
@@ -273,15 +277,18 @@ class SimNetwork:
         return fate
 
     def _freeze(self, op: Op, seconds: float) -> None:
+        self._blows += 1
         self._say(op, f"FREEZE for {seconds} s")
         self._trouble.freeze(op.client, seconds)
 
     def _isolate(self, op: Op, seconds: float) -> None:
+        self._blows += 1
         self._say(op, f"ISOLATED for {seconds} s")
         self._isolated[op.client] = self._trouble.now() + seconds
         self._trouble.disturbed()
 
     def _drain(self, op: Op) -> None:
+        self._blows += 1
         self._say(op, "SIGTERM")
         self._trouble.drain(op.client)
 

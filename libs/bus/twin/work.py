@@ -16,7 +16,6 @@ from libs.contracts.envelope import MESSAGE_ID
 from libs.contracts.errors import StorageFull
 from libs.contracts.streams import ConsumerSpec, StreamSpec
 
-
 # The servers look so much later for what was given back "at once"; what was ready then goes before it.
 AGAIN_S_MIN = 0.01
 
