@@ -155,9 +155,12 @@ class Session:
         return settle(state, self._activities.env(state, busy=bool(self._running), draining=self._draining))
 
     def _foreseen(self) -> RunState:
-        """The state with what was observed and is not stored yet; a run that somebody ended wants none of it."""
+        """The state with what was observed and is not stored yet; a run that somebody ended wants none of it, and one
+        that is to be cancelled no further attempt of a call that was stopped for that."""
         if self._folded.state.terminal:
             self._pending = []
+        elif self._folded.state.cancel_requested_by is not None:
+            self._pending = [body for body in self._pending if not isinstance(body, e.ToolRequested)]
         return foresee(self._folded.state, self._pending, self._parts.clock.now())
 
     def _to_append(self, settled: Settled) -> bool:

@@ -19,6 +19,7 @@ from libs.contracts.ids import SHARDS
 from services.scheduler.chores import Chores
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.family import Family
+from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
 from services.scheduler.remains import Remains
 from services.scheduler.replicas import Replicas
@@ -57,7 +58,8 @@ class Scheduler:
         self._tickets = Tickets(
             bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
         )
-        self._chores = Chores(family, bus.timers, remains, clock)
+        halting = Halting(bus.wire, bus.subjects, self._replicas)
+        self._chores = Chores(family, bus.timers, remains, halting, clock)
         self._wakeups = Wakeups(
             bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note
         )

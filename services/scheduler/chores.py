@@ -1,7 +1,8 @@
 """Chores: what a change of one run asks the scheduler to do for another, or beside it.
 
-Invariant: every chore looks at the log before it acts, so it may be done twice or too late; only the leader does any,
-and what is dropped (another leads, there are too many, the bus is full) the sweep finds again.
+Invariant: every chore looks at the log before it acts, or is harmless, so it may be done twice or too late; only the
+leader does any, and what is dropped (another leads, there are too many, the bus is full) the sweep finds again, or in the
+case of `Halt` each host.
 """
 
 import asyncio
@@ -9,14 +10,17 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple, assert_never
 
-from libs.bus.ports import LogKey, Timers
+from libs.bus.ports import LogKey, Timers, Wakeup
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
 from libs.contracts.errors import PerdureError, Unavailable
+from libs.contracts.events import RunCancelRequested
+from libs.contracts.run import TERMINAL, RunStatus
 from services.scheduler.family import Family
+from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
 from services.scheduler.remains import Remains
-from services.scheduler.row import Row
+from services.scheduler.row import Row, events_of
 
 # Far above what a burst of endings makes; a chore is a few hundred bytes.
 CHORES_MAX = 100_000
@@ -70,7 +74,14 @@ class Purge(NamedTuple):
     tombstone: int
 
 
-Chore = Report | Review | Recall | Arm | Disarm | Purge
+class Halt(NamedTuple):
+    """A run is to end, or has ended, by another's word than its owner's: that one may be dead or frozen."""
+
+    run: LogKey
+    epoch: int
+
+
+Chore = Report | Review | Recall | Arm | Disarm | Purge | Halt
 
 
 def ended(
@@ -93,11 +104,26 @@ def moved(before: Row | None, after: Row) -> list[Chore]:
     return [Arm(after.key, *deadline)]
 
 
+def halted(before: Row | None, wakeup: Wakeup, status: RunStatus) -> list[Chore]:
+    """What a record asks for that ends an owned run, or wants it ended, and is not its owner's. A living owner stops its
+    calls by itself, at the same moment."""
+    record = wakeup.record
+    if before is None or not before.owned or record is None or record.header.boot == before.owner:
+        return []
+    ends = status in TERMINAL or any(
+        isinstance(event.body, RunCancelRequested) for event in events_of(wakeup)
+    )
+    return [Halt(wakeup.key, record.header.epoch)] if ends else []
+
+
 class Chores:
     """Does chores one by one in a few workers, each once however often it was asked for meanwhile."""
 
-    def __init__(self, family: Family, timers: Timers, remains: Remains, clock: Clock) -> None:
+    def __init__(
+        self, family: Family, timers: Timers, remains: Remains, halting: Halting, clock: Clock
+    ) -> None:
         self._family, self._timers, self._remains, self._clock = family, timers, remains, clock
+        self._halting = halting
         self._waiting: dict[Chore, None] = {}
         self._added = asyncio.Event()
 
@@ -153,5 +179,7 @@ class Chores:
                 await self._timers.cancel(run_id, sequence)
             case Purge(run=run, tombstone=tombstone):
                 await self._remains.purge(run, tombstone)
+            case Halt(run=run, epoch=epoch):
+                await self._halting.halt(run, epoch)
             case _:
                 assert_never(chore)

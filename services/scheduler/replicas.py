@@ -75,6 +75,10 @@ class Replicas:
     def is_alive(self, boot: str) -> bool:
         return boot in self._alive
 
+    def hosts(self) -> list[str]:
+        """The living processes that may run something for a run."""
+        return [boot for boot, replica in self._alive.items() if replica.service not in HARMLESS]
+
     def free(self) -> int:
         """Slots for tickets: of the executors that live and have a model, without those taken or promised."""
         executors = {

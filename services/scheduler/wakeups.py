@@ -14,7 +14,7 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, LogError, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.run import TERMINAL, RunStatus
-from services.scheduler.chores import Chore, ended, moved
+from services.scheduler.chores import Chore, ended, halted, moved
 from services.scheduler.row import Row, advanced, is_tombstone, read
 from services.scheduler.rows import Rows
 
@@ -125,6 +125,8 @@ class Wakeups:
         if before is not None and wakeup.stream_sequence <= before.sequence:
             return
         status = _STATUSES.get(wakeup.header_state)
+        if status is not None:
+            self._ask(halted(before, wakeup, status))
         if status is None or status in TERMINAL:
             if status is not None:
                 self._end(wakeup.key, before, wakeup.stream_sequence if is_tombstone(wakeup) else None)

@@ -22,7 +22,7 @@ from libs.contracts.errors import NotFound
 from libs.contracts.events import LogEvent, ReconciliationResolved, RunDeleted
 from libs.contracts.run import RunState
 from libs.contracts.views import EventView, RunView
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, eventually, says, stage
+from tests.e2e.stage import PATIENCE_S, Stage, call, calls, eventually, living, says, stage
 
 TENANT = "local"
 COUNTING_HOST = Service(name="countinghost", argv=(sys.executable, "-m", "tests.fakes.counting_host"))
@@ -47,6 +47,7 @@ SCRIPT = {
         calls(call("run_tests"), call("write_file", path="late.txt", content="late"), delay_s=2.0),
         says("Done."),
     ],
+    "[test]": [calls(call("run_tests")), says("Tested.")],
     "[ask]": [calls(call("ask_user", question="left or right?")), says("Thank you.")],
     "[echo]": [calls(call("echo", text="hi")), says("Echoed.")],
     "[count accept]": [calls(call("count", counter="accept", hold=True)), says("Counted.")],
@@ -116,6 +117,34 @@ async def test_a_run_that_was_deleted_does_not_come_back_when_its_frozen_owner_t
         [RunDeleted],
     )
     assert _effects(on, run_id) == done
+
+
+async def test_a_cancel_ends_the_tools_of_a_run_although_no_executor_is_there_to_do_it(on: Stage) -> None:
+    folder = on.workspace("orphaned", {"run_tests.sh": "sleep 61.25; touch ended\n"})
+    run_id = await on.submit("[test]", workspace="orphaned")
+
+    async def began() -> bool | None:
+        return bool(living("sleep\x0061.25")) or None
+
+    async def ended() -> bool | None:
+        return living("sleep\x0061.25") == [] or None
+
+    await eventually(began, "the tests")
+    # A frozen owner is like a dead one, and the other executor takes nothing over before the cancel has had its effect.
+    frozen = [name for name in on.perdure.pids if name.startswith("executor")]
+    for name in frozen:
+        on.perdure.kill(name, signal.SIGSTOP)
+    try:
+        await on.client.cancel(run_id)
+        await eventually(ended, "the end of the tests")
+        assert (await on.client.run(run_id)).status == "RUNNING"
+    finally:
+        for name in frozen:
+            on.perdure.kill(name, signal.SIGCONT)
+    assert (await on.ended(run_id)).status == "CANCELLED"
+    assert not (folder / "ended").exists()
+    await _no_gaps_and_one_end(on, run_id)
+    await on.perdure.healthy(PATIENCE_S)
 
 
 async def test_a_killed_executor_is_replaced_and_no_effect_happens_twice(on: Stage) -> None:

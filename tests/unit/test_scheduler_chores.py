@@ -6,18 +6,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from libs.bus.ports import LogKey
+from libs.bus.ports import LogKey, Wakeup
 from libs.contracts import events as e
 from libs.contracts.cancelling import cancelled
 from libs.contracts.clock import rfc3339
-from libs.contracts.envelope import Event
+from libs.contracts.envelope import Event, Record, RecordHeader, encode_record
 from libs.contracts.evolve import evolve
 from libs.contracts.ids import child_run_id, derived_run_id
 from libs.contracts.run import RunState, RunStatus
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
 from libs.contracts.values import RunError, Usage
-from services.scheduler.chores import Arm, Purge, Recall, Report, ended, moved
+from services.scheduler.chores import Arm, Halt, Purge, Recall, Report, ended, halted, moved
 from services.scheduler.deadlines import timed_out
 from services.scheduler.family import finished, unheard
 from services.scheduler.row import Deadline, Origin, Row, delegated_by
@@ -47,6 +47,28 @@ def row(origin: Origin | None = None) -> Row:
 
 
 # --- What a change asks for ---
+
+
+@pytest.mark.parametrize(
+    "writer, body, status, asked",
+    [
+        ("gateway", CANCEL[0], S.RUNNING, [Halt(RUN, 1)]),
+        ("gateway", CANCEL[1], S.CANCELLED, [Halt(RUN, 1)]),
+        ("b1", CANCEL[1], S.CANCELLED, []),
+        ("gateway", e.RunPauseRequested(by="x"), S.RUNNING, []),
+    ],
+    ids=["asked to cancel", "ended by another", "ended by its owner", "goes on"],
+)
+def test_the_hosts_are_told_of_an_end_that_is_not_the_word_of_the_owner(
+    writer: str, body: e.LogEvent, status: RunStatus, asked: list[Halt]
+) -> None:
+    event = Event(4, RUN_ID, rfc3339(AT), body)
+    header = RecordHeader(9, 8, "m", "life", 1, writer, 4, 1, status)
+    wakeup = Wakeup(RUN, 9, status, Record(header, *RUN, encode_record([event])))
+    owned = row()._replace(owner="b1")
+    assert halted(owned, wakeup, status) == asked
+    # One that nobody owns runs nothing, and of one that is unknown nobody knows better than its hosts.
+    assert halted(owned._replace(status=S.PAUSED), wakeup, status) == halted(None, wakeup, status) == []
 
 
 @pytest.mark.parametrize(
