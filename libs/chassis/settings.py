@@ -30,7 +30,7 @@ from libs.contracts.http import LimitsIn, parse_body
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
 
-# Every PERDURE_* name of contract section 2. All services share one environment, so each must know them all.
+# Every PERDURE_* name of docs/configuration.md. All services share one environment, so each must know them all.
 KNOWN_NAMES = frozenset(
     {
         "PERDURE_FALLBACK_MODELS",
@@ -47,6 +47,8 @@ KNOWN_NAMES = frozenset(
         "PERDURE_DATA",
         "PERDURE_LIMITS",
         "PERDURE_ALLOW_LAZY_SYNC",
+        "PERDURE_WORKSPACE_BYTES_MAX",
+        "PERDURE_WORKSPACE_FILES_MAX",
     }
 )
 TEST_PREFIX = "PERDURE_TEST_"

@@ -13,6 +13,7 @@ Invariant: `code` is permanent; what a caller may do about an error is in its me
     │   ├── RunDeleted                RUN_DELETED 410
     │   ├── PayloadTooLarge           PAYLOAD_TOO_LARGE 413
     │   ├── UnsupportedMediaType      UNSUPPORTED_MEDIA_TYPE 415
+    │   ├── PatchUnreadable           PATCH_UNREADABLE 422: the text of a patch, in a tool's result only
     │   ├── QuotaExceeded             QUOTA_EXCEEDED 429
     │   └── InvalidCursor             INVALID_CURSOR 400
     ├── Unavailable                   ours, for now: nothing was lost, a retry helps
@@ -92,6 +93,10 @@ class PayloadTooLarge(RequestError):
 
 class UnsupportedMediaType(RequestError):
     code, status = "UNSUPPORTED_MEDIA_TYPE", 415
+
+
+class PatchUnreadable(RequestError):
+    code, status = "PATCH_UNREADABLE", 422
 
 
 class QuotaExceeded(RequestError):

@@ -159,6 +159,10 @@ def tool_completed(state: RunState, event: Event) -> RunState:
     path, digest = body.metadata.get("path"), body.metadata.get("sha256")
     if body.ok and isinstance(path, str) and isinstance(digest, str):
         files = {**files, path: digest}
+    if body.ok and isinstance(several := body.metadata.get("files"), dict):
+        changed = cast(dict[str, str | None], several)
+        files = {known: was for known, was in files.items() if known not in changed}
+        files |= {known: now for known, now in changed.items() if isinstance(now, str)}
     reconciled = state.reconciled
     if reconciled is not None and reconciled.call_id == body.call_id:
         reconciled = None

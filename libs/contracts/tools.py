@@ -53,7 +53,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     `epoch` is the run's claim: the host refuses a lower one and takes a higher one only after a leader read.
     `not_after` (RFC 3339): a call that is still queued then is dropped, its owner has given up on it.
-    `arguments` are the full, unclipped, schema-checked arguments.
+    `arguments` are the full, unclipped, schema-checked arguments; `seen` are the digests (by path) of the files that it
+    names, as the run saw them last, so that nothing is overwritten that changed since.
     """
 
     tenant: str
@@ -72,6 +73,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     workspace_id: str = ""
     approval_sequence: int | None = None
     approval_hash: str | None = None
+    seen: dict[str, str] = {}
 
 
 class Refusal(StrEnum):
@@ -119,7 +121,8 @@ class JournalState(StrEnum):
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The value of `run.call.attempt` in the journal.
 
-    `before` maps a path to its sha256 before the effect (null: it did not exist), `after` to the one it will have;
+    `before` maps a path to its sha256 before the effect (null: it did not exist), `after` to the one it will have
+    (empty: it will be gone);
     `process` is the process group that may outlive a killed host, with its leader's start time in clock ticks.
     """
 

@@ -20,6 +20,7 @@ from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult, ToolSpec
 from libs.contracts.values import RunError
 from libs.policy.decision import Policy
+from libs.policy.reach import paths_of_call
 from services.executor.decision.decide import (
     Activity,
     Attach,
@@ -177,6 +178,7 @@ class Activities:
             workspace_id=attachment.workspace_id if attachment is not None and call.needs_workspace else "",
             approval_sequence=call.approval_sequence,
             approval_hash=call.approval_hash,
+            seen=_seen(state, call),
         )
         return self._observed(call, await self._outcome(state, call, message, fresh=fresh))
 
@@ -291,6 +293,12 @@ class Activities:
                 attempt=pending.attempt + 1,
             )
         ]
+
+
+def _seen(state: RunState, call: CallState) -> dict[str, str]:
+    """The digests that the run knows of what the call names."""
+    paths = paths_of_call(call.name, call.arguments)
+    return {path: digest for path in paths if (digest := state.files.get(path)) is not None}
 
 
 def _completed(call: CallState, result: ToolResult) -> e.ToolCompleted:

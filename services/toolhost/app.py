@@ -28,7 +28,8 @@ from services.toolhost.repository import HiddenRepository, git_is_installed
 from services.toolhost.sandbox import Sandbox, choose
 from services.toolhost.settings import ToolhostSettings
 from services.toolhost.tools.catalog import TOOLS
-from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace
+from services.toolhost.undo import UndoLog
+from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace, undo_folder
 
 
 async def serve(chassis: Chassis[ToolhostSettings]) -> None:
@@ -40,7 +41,12 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     registry = Registry({name: tool for name, tool in TOOLS.items() if name not in unusable}, Policy())
     processes = Processes(clock=clock, inherited=settings.command_environment)
     workspaces = Workspaces(
-        bus.log, clock, root=settings.root, secure=settings.secure, program_path=settings.program_path
+        bus.log,
+        clock,
+        root=settings.root,
+        secure=settings.secure,
+        program_path=settings.program_path,
+        quota=settings.quota,
     )
     nowhere = _nowhere(settings)
     parts = HostParts(
@@ -118,5 +124,6 @@ def _nowhere(settings: ToolhostSettings) -> Attached:
         guard=WorkspaceGuard(directory),
         repository=HiddenRepository(git_dir=place.git_dir, worktree=directory),
         record=HolderRecord(place),
+        undo=UndoLog(undo_folder(place)),
         lock_fd=-1,
     )

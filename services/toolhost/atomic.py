@@ -10,6 +10,8 @@ import os
 import stat
 from contextlib import suppress
 
+from services.toolhost.beneath import everything
+
 # Files that carry it are half of a replacement: walks and snapshots leave them out.
 TEMPORARY_PREFIX = ".perdure-tmp-"
 _NO_ANONYMOUS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
@@ -69,6 +71,18 @@ class AtomicWriter:
     def _next_name(self) -> str:
         # A crash may have left the same name behind: whoever meets it takes the next one.
         return f"{TEMPORARY_PREFIX}{os.getpid()}-{next(self._numbers)}"
+
+
+def remove_temporaries(root_fd: int) -> int:
+    """Removes the halves of replacements that a killed process left below the root; returns how many there were. Only
+    while nobody else writes there."""
+    removed = 0
+    for folder_fd, item in everything(root_fd):
+        if item.name.startswith(TEMPORARY_PREFIX) and item.is_file(follow_symlinks=False):
+            with suppress(OSError):
+                os.unlink(item.name, dir_fd=folder_fd)
+                removed += 1
+    return removed
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -27,8 +27,10 @@ from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.predecessor import HolderRecord, clear_checks, this_process
 from services.toolhost.project import instructions
 from services.toolhost.repository import HiddenRepository
+from services.toolhost.room import Quota
 from services.toolhost.tools.files import sha256_of
-from services.toolhost.workspace import WorkspacePlace, place_of
+from services.toolhost.undo import UndoLog
+from services.toolhost.workspace import WorkspacePlace, place_of, undo_folder
 
 # How long a killed holder may take to lose its lock; the owner of the run asks again after a refusal.
 _LOCK_PATIENCE_S = 3.0
@@ -51,6 +53,7 @@ class Attached:
     guard: WorkspaceGuard
     repository: HiddenRepository
     record: HolderRecord
+    undo: UndoLog
     lock_fd: int
     baselines: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -68,9 +71,12 @@ class _AttachArguments(msgspec.Struct, frozen=True, kw_only=True):
 class Workspaces:
     """Attaches and finds workspaces. `root` is the folder of all; in secure mode each tenant has one below it."""
 
-    def __init__(self, log: Log, clock: Clock, *, root: Path, secure: bool, program_path: str) -> None:
+    def __init__(
+        self, log: Log, clock: Clock, *, root: Path, secure: bool, program_path: str, quota: Quota
+    ) -> None:
         self._log, self._clock = log, clock
         self._root, self._secure, self._program_path = root, secure, program_path
+        self._quota = quota
         self._attached: dict[str, Attached] = {}
         self._used_at: dict[str, float] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -165,16 +171,32 @@ class Workspaces:
             git_dir=place.git_dir, worktree=place.directory, program_path=self._program_path
         )
         await repository.ensure()
+        undo = UndoLog(undo_folder(place))
+        guard = WorkspaceGuard(place.directory, quota=self._quota)
+        with ExitStack() as unless_taken:
+            unless_taken.callback(guard.close)
+            await asyncio.to_thread(self._mend, place, guard, undo)
+            unless_taken.pop_all()
         attached = Attached(
             tenant=call.tenant,
             name=call.workspace,
             place=place,
-            guard=WorkspaceGuard(place.directory),
+            guard=guard,
             repository=repository,
             record=record,
+            undo=undo,
             lock_fd=lock_fd,
         )
         return attached, ended
+
+    def _mend(self, place: WorkspacePlace, guard: WorkspaceGuard, undo: UndoLog) -> None:
+        """Take back what a killed host left half done. Blocking."""
+        restored = undo.restore(guard)
+        removed = guard.remove_temporaries()
+        if restored or removed:
+            self._logger.warning(
+                "workspace.mended", workspace=place.key, restored=len(restored), temporaries=removed
+            )
 
     async def _prepared(self, call: ToolCall, attached: Attached, wanted: _AttachArguments) -> ToolResult:
         baseline = attached.baselines.get(call.run_id) or await self._baseline(

@@ -10,7 +10,7 @@ import functools
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -70,6 +70,28 @@ def open_step_by_step(root_fd: int, parts: Sequence[str], *, create: bool = Fals
     return fd
 
 
+def everything(root_fd: int) -> Iterator[tuple[int, "os.DirEntry[str]"]]:
+    """All that lies below the root, each with a descriptor of its folder, which is closed once it is done. Nothing is
+    followed or left out; folders that cannot be opened are passed over. For housekeeping, not for what tools show."""
+    waiting: list[tuple[str, ...]] = [()]
+    while waiting:
+        parts = waiting.pop()
+        try:
+            fd = open_step_by_step(root_fd, parts)
+        except OSError:
+            continue
+        try:
+            with os.scandir(fd) as listing:
+                for item in listing:
+                    yield fd, item
+                    if item.is_dir(follow_symlinks=False):
+                        waiting.append((*parts, item.name))
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+
+
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
@@ -80,6 +102,8 @@ def _make(part: str, fd: int) -> None:
         os.mkdir(part, 0o755, dir_fd=fd)
     except FileExistsError:
         return
+    # What will be written in it is promised to be there after a power cut, so the folder has to be, too.
+    os.fsync(fd)
 
 
 def _step(part: str, fd: int) -> int:

@@ -19,6 +19,12 @@ the message says what to do next.
     ├── EditIdentical           EDIT_IDENTICAL
     ├── EditNoMatch             EDIT_NO_MATCH
     ├── EditAmbiguous           EDIT_AMBIGUOUS
+    ├── PatchInvalid            PATCH_INVALID: the text is no patch, or may be cut off
+    ├── PatchNoMatch            PATCH_NO_MATCH: a hunk does not fit its file
+    ├── PatchAmbiguous          PATCH_AMBIGUOUS
+    ├── PatchConflict           PATCH_CONFLICT: a file that is to be added is there already
+    ├── PatchEmpty              PATCH_EMPTY: nothing would change
+    ├── WorkspaceFull           WORKSPACE_FULL: the workspace's quota
     ├── RepositoryFault         WORKSPACE_REPOSITORY: git could not do it
     ├── CommandNotStarted       COMMAND_NOT_STARTED
     └── NotConfigured           TOOL_NOT_CONFIGURED
@@ -91,6 +97,30 @@ class EditNoMatch(ToolFailure):
 
 class EditAmbiguous(ToolFailure):
     code = "EDIT_AMBIGUOUS"
+
+
+class PatchInvalid(ToolFailure):
+    code = "PATCH_INVALID"
+
+
+class PatchNoMatch(ToolFailure):
+    code = "PATCH_NO_MATCH"
+
+
+class PatchAmbiguous(ToolFailure):
+    code = "PATCH_AMBIGUOUS"
+
+
+class PatchConflict(ToolFailure):
+    code = "PATCH_CONFLICT"
+
+
+class PatchEmpty(ToolFailure):
+    code = "PATCH_EMPTY"
+
+
+class WorkspaceFull(ToolFailure):
+    code = "WORKSPACE_FULL"
 
 
 class RepositoryFault(ToolFailure):

@@ -28,8 +28,8 @@ from libs.contracts.evidence import (
 )
 from libs.policy.globs import matches_any
 from services.toolhost.attach import Attached
+from services.toolhost.entries import BULK_FOLDERS
 from services.toolhost.errors import CommandNotStarted, PathRefused, ToolFailure
-from services.toolhost.guard import BULK_FOLDERS
 from services.toolhost.patterns import is_found
 from services.toolhost.predecessor import checks_folder
 from services.toolhost.processes import Command, OnStarted, Processes

@@ -27,6 +27,7 @@ from libs.contracts.tools import (
     ToolResult,
 )
 from libs.policy.decision import Verb
+from libs.policy.reach import paths_of_call
 from services.toolhost.approvals import is_approved
 from services.toolhost.attach import Attached, Workspaces
 from services.toolhost.errors import ToolFailure
@@ -39,7 +40,7 @@ from services.toolhost.sandbox import Sandbox
 from services.toolhost.tools import Outcome, ToolContext
 from services.toolhost.tools.catalog import Tool, perform
 from services.toolhost.tools.catalog import failed as failure_of
-from services.toolhost.tools.files import FilePlan, apply, is_applied
+from services.toolhost.tools.files import Plan, apply, done_before, is_applied
 
 # Attempts are claims of a dying host or run; nobody makes more than a few.
 _ATTEMPTS_MAX = 20
@@ -94,9 +95,9 @@ class Invocations:
         tool = self._parts.registry.find(call.name)
         if tool is None:
             return refused(call, Refusal.UNKNOWN_TOOL, f"this host has no tool {call.name}")
-        path = call.arguments.get("path")
-        if tool.plan is not None and isinstance(path, str):
-            await stack.enter_async_context(self._locks.holding(call.workspace_id, path))
+        if tool.plan is not None:
+            paths = paths_of_call(call.name, call.arguments)
+            await stack.enter_async_context(self._locks.holding(call.workspace_id, paths))
         attached = await self._checked(call, tool)
         if isinstance(attached, ToolResult):
             return attached
@@ -108,11 +109,12 @@ class Invocations:
                 return _result(call, await perform(tool, self._context(call, attached, stop), call.arguments))
             finally:
                 attached.record.forget_command(key_of(call))
+                attached.guard.room.forget()
 
         return Effect(run, before={}, after={})
 
     async def _change(self, call: ToolCall, tool: Tool, attached: Attached) -> Prepared:
-        """A change of one file: planned now, so that the journal holds its digests before it happens."""
+        """A change of files: planned now, so that the journal holds its digests before it happens."""
         assert tool.plan is not None
         done = await self._done_before(call, attached)
         if done is not None:
@@ -126,25 +128,18 @@ class Invocations:
             del stop  # A change takes milliseconds and is whole or not at all.
             return _result(call, await asyncio.to_thread(_applied, attached, plan))
 
-        return Effect(write, before={plan.path: plan.before_sha256}, after={plan.path: plan.after_sha256})
+        return Effect(write, before=plan.before, after=plan.after)
 
     async def _done_before(self, call: ToolCall, attached: Attached) -> Outcome | None:
-        """The outcome of an earlier attempt that changed the file and did not live to say so."""
+        """The outcome of an earlier attempt that changed the files and did not live to say so."""
         for attempt in range(call.attempt - 1, max(0, call.attempt - 1 - _ATTEMPTS_MAX), -1):
             found = await self._parts.journal.read(call.run_id, call.call_id, attempt)
             if found is None or found.entry.state is not JournalState.STARTED:
                 continue
-            for path, digest in found.entry.after.items():
-                if await asyncio.to_thread(is_applied, attached.guard, path, digest):
-                    return Outcome(
-                        ok=True,
-                        output=f"{path} is as wanted: an earlier attempt of this call had written it",
-                        metadata={
-                            "path": path,
-                            "sha256": digest,
-                            "sha256_before": found.entry.before.get(path),
-                        },
-                    )
+            before, after = found.entry.before, found.entry.after
+            # A change that leaves all bytes alone (a permission) cannot be seen in them: it is planned again.
+            if before != after and await asyncio.to_thread(is_applied, attached.guard, after):
+                return done_before(before, after)
         return None
 
     async def _checked(self, call: ToolCall, tool: Tool) -> Attached | ToolResult:
@@ -173,6 +168,8 @@ class Invocations:
             call_id=key,
             guard=attached.guard,
             repository=attached.repository,
+            undo=attached.undo,
+            seen=call.seen,
             processes=self._parts.processes,
             sandbox=self._parts.sandbox,
             baseline_commit=attached.baselines.get(call.run_id),
@@ -246,9 +243,9 @@ class _Command(NamedTuple):
             record.forget_command(key)
 
 
-def _applied(attached: Attached, plan: FilePlan) -> Outcome:
+def _applied(attached: Attached, plan: Plan) -> Outcome:
     try:
-        return apply(attached.guard, plan)
+        return apply(attached.guard, plan, attached.undo)
     except ToolFailure as failure:
         return failure_of(failure)
 

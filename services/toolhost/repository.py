@@ -19,8 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from services.toolhost.entries import BULK_FOLDERS, Entry, FileKind
 from services.toolhost.errors import FileTooLarge, RepositoryFault
-from services.toolhost.guard import BULK_FOLDERS, Entry, FileKind, WorkspaceGuard, components
+from services.toolhost.guard import WorkspaceGuard
+from services.toolhost.paths import components
 
 # What we record by attributes: bytes, whatever `.gitattributes` in the workspace says. (`info/attributes` wins.)
 _ATTRIBUTES = "* -text -eol -ident -filter !working-tree-encoding !diff !merge !export-ignore !export-subst\n"

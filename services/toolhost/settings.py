@@ -10,6 +10,7 @@ import msgspec
 from pydantic import Field, SecretStr, field_validator
 
 from libs.chassis.settings import ServiceSettings
+from services.toolhost.room import BYTES_MAX, FILES_MAX, Quota
 from services.toolhost.sandbox import SandboxMode
 
 
@@ -21,6 +22,8 @@ class ToolhostSettings(ServiceSettings):
     run_tests_command: Annotated[tuple[str, ...], Field(alias="RUN_TESTS_COMMAND")] = ()
     api_keys: Annotated[SecretStr | None, Field(alias="RUNTIME_API_KEYS_JSON")] = None
     program_path: Annotated[str, Field(alias="PATH")] = "/usr/local/bin:/usr/bin:/bin"
+    bytes_max: Annotated[int, Field(alias="PERDURE_WORKSPACE_BYTES_MAX", ge=1)] = BYTES_MAX
+    files_max: Annotated[int, Field(alias="PERDURE_WORKSPACE_FILES_MAX", ge=1)] = FILES_MAX
     time_zone: Annotated[str, Field(alias="TZ")] = ""
 
     @field_validator("run_tests_command", mode="before")
@@ -39,6 +42,11 @@ class ToolhostSettings(ServiceSettings):
     @property
     def secure(self) -> bool:
         return self.api_keys is not None
+
+    @property
+    def quota(self) -> Quota:
+        """What one workspace may hold."""
+        return Quota(self.bytes_max, self.files_max)
 
     @property
     def root(self) -> Path:

@@ -42,3 +42,8 @@ def place_of(root: Path, name: str, *, tenant: str | None = None) -> WorkspacePl
     folder = root if tenant is None else root / workspace_key(tenant)
     key = workspace_key(name)
     return WorkspacePlace(key=key, directory=folder / key, git_dir=folder / HIDDEN_FOLDER / f"{key}.git")
+
+
+def undo_folder(place: WorkspacePlace) -> Path:
+    """Where a change of several files keeps what was there before."""
+    return place.git_dir.with_name(f"{place.key}.undo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -17,7 +18,10 @@ import pytest
 from deploy.dev.nats_server import NatsServer
 from libs.bus.ports import Bus
 from libs.contracts.tools import JournalState, Refusal
+from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.processes import marked
+from services.toolhost.undo import UndoLog
+from services.toolhost.workspace import place_of, undo_folder
 from tests.service.hosting_owner import Owner, declare_dead, host_of, owned_run, toolhost, until
 
 SLEEPER = json.dumps(["bash", "-c", "sleep 1000 & sleep 1000"])
@@ -51,6 +55,26 @@ async def toolhost_process(
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+async def test_what_a_killed_host_left_half_done_is_taken_back_before_anything_else(
+    bus: Bus, tmp_path: Path
+) -> None:
+    place = place_of(tmp_path, "project")
+    place.directory.mkdir()
+    (place.directory / "a.txt").write_bytes(b"old")
+    digests = [hashlib.sha256(data).hexdigest() for data in (b"old", b"new", b"never written")]
+    with WorkspaceGuard(place.directory) as guard:
+        UndoLog(undo_folder(place)).begin(
+            guard, [("a.txt", digests[0], digests[1]), ("b.txt", None, digests[2])]
+        )
+    (place.directory / "a.txt").write_bytes(b"new")
+    (place.directory / ".perdure-tmp-1-0").write_bytes(b"half")
+    async with toolhost(bus, tmp_path) as host:
+        owner = await owned_run(bus)
+        await owner.attach(host)
+        assert (await owner.read(host, "read_file", path="a.txt")).output.endswith("1\told")
+    assert [path.name for path in place.directory.iterdir()] == ["a.txt"]
 
 
 async def test_two_runs_share_a_workspace_on_one_host_each_with_its_own_baseline(

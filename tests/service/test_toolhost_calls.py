@@ -124,6 +124,43 @@ async def test_the_next_attempt_finds_what_a_dead_attempt_had_written(
     assert file.read_text() == "new"
 
 
+async def test_the_next_attempt_of_a_patch_is_no_error_once_all_of_it_is_there(
+    host: str, owner: Owner, tmp_path: Path
+) -> None:
+    root = workspace_of(tmp_path)
+    (root / "p.txt").write_text("old\n")
+    (root / "gone.txt").write_text("x\n")
+    patch = "*** Begin Patch\n*** Update File: p.txt\n-old\n+new\n*** Delete File: gone.txt\n*** End Patch"
+    first = owner.call("apply_patch", {"patch": patch}, "call_8_0")
+    done = await owner.effect(host, first)
+    assert done.ok, done
+    entry = await owner.entry(first)
+    assert entry is not None
+    assert entry.after == {"p.txt": hashlib.sha256(b"new\n").hexdigest(), "gone.txt": ""}
+    started = msgspec.structs.replace(entry, state=JournalState.STARTED, boot="bdead", result=None)
+    key = f"{owner.run_id}.call_8_0.2"
+    await owner.bus.bucket("journal").create(key, msgspec.json.encode(started))
+    again = await owner.effect(host, msgspec.structs.replace(first, attempt=3))
+    assert again.ok, again
+    assert again.metadata["files"] == {"p.txt": entry.after["p.txt"], "gone.txt": None}
+    # Under another key it is another patch, which does not fit any more.
+    other = await owner.effect(host, owner.call("apply_patch", {"patch": patch}, "call_8_1"))
+    assert not other.ok
+
+
+async def test_a_file_that_changed_since_the_run_saw_it_is_not_replaced(
+    host: str, owner: Owner, tmp_path: Path
+) -> None:
+    file = workspace_of(tmp_path) / "s.txt"
+    file.write_text("theirs")
+    seen = {"s.txt": hashlib.sha256(b"as it was").hexdigest()}
+    call = owner.call("write_file", {"path": "./s.txt", "content": "mine"}, "call_9_0", seen=seen)
+    result = await owner.effect(host, call)
+    assert (result.ok, result.metadata) == (False, {"error_code": "FILE_CHANGED"})
+    assert "read it again" in result.output
+    assert file.read_text() == "theirs"
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from services.toolhost.entries import FileKind
 from services.toolhost.errors import (
     FileMissing,
     FileTooLarge,
@@ -21,7 +22,7 @@ from services.toolhost.errors import (
     WorkspaceFault,
     WrongKind,
 )
-from services.toolhost.guard import FileKind, WorkspaceGuard
+from services.toolhost.guard import WorkspaceGuard
 
 SECRET = b"outside\n"
 
@@ -160,13 +161,23 @@ def test_a_file_swapped_for_a_link_is_never_followed(guard: WorkspaceGuard) -> N
     _nothing_leaked(guard)
 
 
-def test_a_hard_link_is_read_but_not_written(guard: WorkspaceGuard) -> None:
+def test_a_hard_link_is_neither_read_nor_written(guard: WorkspaceGuard) -> None:
     os.link(guard.root.parent / "outside" / "secret.txt", guard.root / "hard")
-    assert guard.read("hard", bytes_max=100) == SECRET
+    with pytest.raises(PathRefused, match="hard link"):
+        guard.read("hard", bytes_max=100)
     with pytest.raises(PathRefused, match="hard link"):
         guard.replace("hard", b"x")
     with pytest.raises(PathRefused, match="hard link"):
         guard.require_writable("hard")
+    _nothing_leaked(guard)
+
+
+def test_the_folders_of_package_managers_may_link_to_their_stores(guard: WorkspaceGuard) -> None:
+    (guard.root / "node_modules").mkdir()
+    os.link(guard.root.parent / "outside" / "secret.txt", guard.root / "node_modules" / "index.js")
+    assert guard.read("node_modules/index.js", bytes_max=100) == SECRET
+    with pytest.raises(PathRefused, match="hard link"):
+        guard.replace("node_modules/index.js", b"x")
     _nothing_leaked(guard)
 
 

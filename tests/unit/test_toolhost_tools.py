@@ -29,14 +29,15 @@ def test_every_tool_is_declared_as_the_contract_says() -> None:
         "read_file": (["path", "offset", "max_lines"], ["path"]),
         "write_file": (["path", "content"], ["path", "content"]),
         "edit_file": (["path", "old_str", "new_str", "replace_all"], ["path", "old_str", "new_str"]),
+        "apply_patch": (["patch"], ["patch"]),
         "search_text": (["pattern", "path", "glob", "ignore_case", "max_results"], ["pattern"]),
         "get_git_diff": (["path"], []),
         "run_tests": ([], []),
         "echo": (["text"], ["text"]),
     }
     idempotent = {name for name, tool in TOOLS.items() if tool.spec.semantics is Semantics.IDEMPOTENT}
-    assert idempotent == {"write_file", "edit_file", "run_tests"}
-    assert {name for name, tool in TOOLS.items() if tool.plan} == {"write_file", "edit_file"}
+    assert idempotent == {"write_file", "edit_file", "apply_patch", "run_tests"}
+    assert {name for name, tool in TOOLS.items() if tool.plan} == {"write_file", "edit_file", "apply_patch"}
     assert all(tool.spec.parameters["additionalProperties"] is False for tool in TOOLS.values())
 
 
@@ -187,13 +188,13 @@ async def test_applying_a_plan_twice_is_applying_it_once(tmp_path: Path) -> None
     target.write_bytes(b"one\n")
     plan = await edit_file.plan(tools, {"path": "a.txt", "old_str": "one", "new_str": "two"})
     assert target.read_bytes() == b"one\n"
-    assert (plan.before_sha256, plan.after_sha256) == (sha256(b"one\n"), sha256(b"two\n"))
-    assert not is_applied(tools.guard, "a.txt", plan.after_sha256)
-    first = apply(tools.guard, plan)
+    assert (plan.before, plan.after) == ({"a.txt": sha256(b"one\n")}, {"a.txt": sha256(b"two\n")})
+    assert not is_applied(tools.guard, plan.after)
+    first = apply(tools.guard, plan, tools.undo)
     inode = target.stat().st_ino
-    assert apply(tools.guard, plan) == first
+    assert apply(tools.guard, plan, tools.undo) == first
     assert target.stat().st_ino == inode
-    assert is_applied(tools.guard, "a.txt", plan.after_sha256)
+    assert is_applied(tools.guard, plan.after)
 
 
 async def test_a_plan_does_not_overwrite_what_somebody_else_wrote(tmp_path: Path) -> None:
@@ -202,11 +203,11 @@ async def test_a_plan_does_not_overwrite_what_somebody_else_wrote(tmp_path: Path
     fresh = await write_file.plan(tools, {"path": "a.txt", "content": "mine"})
     target.write_bytes(b"theirs")
     with pytest.raises(FileChanged):
-        apply(tools.guard, fresh)
+        apply(tools.guard, fresh, tools.undo)
     plan = await write_file.plan(tools, {"path": "a.txt", "content": "mine"})
     target.unlink()
     with pytest.raises(FileChanged):
-        apply(tools.guard, plan)
+        apply(tools.guard, plan, tools.undo)
     assert not target.exists()
 
 

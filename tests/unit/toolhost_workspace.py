@@ -13,6 +13,7 @@ from services.toolhost.repository import HiddenRepository
 from services.toolhost.sandbox.none import NoSandbox
 from services.toolhost.tools import Outcome, ToolContext
 from services.toolhost.tools.catalog import TOOLS, perform
+from services.toolhost.undo import UndoLog
 
 # Generous, because the machine may be busy; nothing waits this long when all is well.
 PATIENCE_S = 20.0
@@ -30,6 +31,7 @@ def context(folder: Path, **changes: object) -> ToolContext:
         "call_id": "call_1",
         "guard": WorkspaceGuard(work),
         "repository": HiddenRepository(git_dir=folder / ".perdure-git" / "work.git", worktree=work),
+        "undo": UndoLog(folder / ".perdure-git" / "work.undo"),
         "processes": processes(),
         "sandbox": NoSandbox(),
         "timeout_s": PATIENCE_S,

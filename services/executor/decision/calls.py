@@ -2,7 +2,8 @@
 
 Invariant: a call gets its intent exactly once, in the order the model made them, and its result goes under the same
 id; a call that cannot be carried out is answered at once, so that the model may mend it; one that a person has to
-approve has no intent before the approval is in the log.
+approve has no intent before the approval is in the log. Calls go on beside each other unless their order matters:
+a later one waits until every earlier one that it collides with has its result.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from libs.contracts.values import ModelToolCall
 from libs.policy.approval import approval_hash
 from libs.policy.decision import Policy, Verb
 from libs.policy.decision import decide as decide_policy
+from libs.policy.reach import Reach, collide, reach_of
 from services.executor.egress.budget import result_chars_max
 from services.executor.egress.results import is_result, page
 from services.executor.tools.runtime import ASK_USER, DELEGATE, RUNTIME_TOOLS, WRITE_TODOS, write_todos
@@ -43,6 +45,25 @@ def intents(
         known = state.call(call.call_id)
         events += _first_step(state, call, specs, policy) if known is None else _known_result(state, known)
     return events
+
+
+def may_run(state: RunState) -> list[CallState]:
+    """The calls that should be going on in the world now, in the model's order, by their recorded intents.
+
+    A call that changes something waits for earlier ones on the same paths, and one that must not be repeated has the
+    world for itself. One whose outcome is unknown holds up what comes after it until somebody has decided.
+    """
+    before: list[Reach] = []
+    found: list[CallState] = []
+    for made in unanswered(state):
+        call = state.call(made.call_id)
+        if call is None or not in_the_world(call):
+            continue
+        reach = reach_of(call.name, call.arguments, call.semantics, needs_workspace=call.needs_workspace)
+        if call.uncertain is None and not any(collide(reach, earlier) for earlier in before):
+            found.append(call)
+        before.append(reach)
+    return found
 
 
 def completed(

@@ -174,7 +174,7 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     unsure = next((call for call in state.calls if call.uncertain is not None), None)
     if unsure is not None and state.reconciled is not None and state.reconciled.call_id == unsure.call_id:
         return _reconciled(state, env, unsure)
-    running = [call for call in state.calls if calls.in_the_world(call) and call.uncertain is None]
+    running = calls.may_run(state)
     if any(call.needs_workspace for call in running) and not env.attached:
         return Do((Attach(),))
     unborn = [

@@ -5,7 +5,8 @@ Which tools there are stands in `catalog.py`.
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,7 @@ from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.processes import OnStarted, Processes
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.sandbox import Sandbox
+from services.toolhost.undo import UndoLog
 
 Arguments = dict[str, object]
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -23,15 +25,18 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolContext:
     """What one call may use. `baseline_commit` is the state in which the run found the workspace; `stop` ends a
-    running command (it is the run's cancellation); `on_started` journals its process group before it is executed."""
+    running command (it is the run's cancellation); `on_started` journals its process group before it is executed; `seen`
+    are the digests of files as the run saw them last."""
 
     call_id: str
     guard: WorkspaceGuard
     repository: HiddenRepository
+    undo: UndoLog
     processes: Processes
     sandbox: Sandbox
     baseline_commit: str | None = None
     run_tests_command: tuple[str, ...] = ()
+    seen: Mapping[str, str] = field(default_factory=dict[str, str])
     output_chars_max: int = 30_000
     timeout_s: float = 120.0
     on_started: OnStarted | None = None

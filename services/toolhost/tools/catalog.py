@@ -12,6 +12,7 @@ from services.toolhost.tools import (
     Arguments,
     Outcome,
     ToolContext,
+    apply_patch,
     echo,
     edit_file,
     get_git_diff,
@@ -21,16 +22,16 @@ from services.toolhost.tools import (
     search_text,
     write_file,
 )
-from services.toolhost.tools.files import FilePlan
+from services.toolhost.tools.files import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tool:
-    """One tool. Those that change a file have a `plan`, whose digests are journaled before the effect."""
+    """One tool. Those that change files have a `plan`, whose digests are journaled before the effect."""
 
     spec: ToolSpec
     run: Callable[[ToolContext, Arguments], Awaitable[Outcome]]
-    plan: Callable[[ToolContext, Arguments], Awaitable[FilePlan]] | None = None
+    plan: Callable[[ToolContext, Arguments], Awaitable[Plan]] | None = None
 
 
 _ALL = (
@@ -38,6 +39,7 @@ _ALL = (
     Tool(spec=read_file.SPEC, run=read_file.run),
     Tool(spec=write_file.SPEC, run=write_file.run, plan=write_file.plan),
     Tool(spec=edit_file.SPEC, run=edit_file.run, plan=edit_file.plan),
+    Tool(spec=apply_patch.SPEC, run=apply_patch.run, plan=apply_patch.plan),
     Tool(spec=search_text.SPEC, run=search_text.run),
     Tool(spec=get_git_diff.SPEC, run=get_git_diff.run),
     Tool(spec=run_tests.SPEC, run=run_tests.run),

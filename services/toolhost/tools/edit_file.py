@@ -6,10 +6,9 @@ import hashlib
 import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
-from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
-from services.toolhost.tools.edits import edit
-from services.toolhost.tools.files import FILE_BYTES_MAX, FilePlan, apply, line_count, plan_of
+from services.toolhost.tools.edits import Edit, edit
+from services.toolhost.tools.files import FILE_BYTES_MAX, Plan, apply, line_count, plan_of
 from services.toolhost.tools.names import shown
 
 _LINES_NAMED_MAX = 20
@@ -18,7 +17,8 @@ SPEC = ToolSpec(
     name="edit_file",
     description=(
         "Replaces old_str by new_str in a file of the workspace. old_str must match exactly (blanks included, without "
-        "the line numbers that read_file shows) and occur once, unless replace_all is true. Line ends follow the file."
+        "the line numbers that read_file shows) and occur once, unless replace_all is true. Line ends follow the file. "
+        "Several changes at once, also of several files, are made by apply_patch."
     ),
     parameters={
         "type": "object",
@@ -46,26 +46,36 @@ class EditFileArguments(msgspec.Struct, frozen=True, kw_only=True):
     replace_all: bool | None = None
 
 
-async def plan(context: ToolContext, arguments: Arguments) -> FilePlan:
+async def plan(context: ToolContext, arguments: Arguments) -> Plan:
     """What the file would be. Nothing is changed."""
-    return await asyncio.to_thread(_planned, context.guard, decoded(arguments, EditFileArguments))
+    return await asyncio.to_thread(_planned, context, decoded(arguments, EditFileArguments))
 
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-    return await asyncio.to_thread(apply, context.guard, await plan(context, arguments))
+    return await asyncio.to_thread(apply, context.guard, await plan(context, arguments), context.undo)
 
 
-def _planned(guard: WorkspaceGuard, wanted: EditFileArguments) -> FilePlan:
-    guard.require_writable(wanted.path)
-    data = guard.read(wanted.path, bytes_max=FILE_BYTES_MAX)
+def _planned(context: ToolContext, wanted: EditFileArguments) -> Plan:
+    path = context.guard.spelled(wanted.path)
+    context.guard.require_writable(path)
+    data = context.guard.read(path, bytes_max=FILE_BYTES_MAX)
+    before = hashlib.sha256(data).hexdigest()
     edited = edit(data, wanted.old_str, wanted.new_str, replace_all=bool(wanted.replace_all))
     count, total = len(edited.lines), line_count(edited.after)
     named = ", ".join(map(str, edited.lines[:_LINES_NAMED_MAX])) + (", …" if count > _LINES_NAMED_MAX else "")
     where = f"1 replacement at line {named}" if count == 1 else f"{count} replacements at lines {named}"
     return plan_of(
-        wanted.path,
-        before=hashlib.sha256(data).hexdigest(),
+        path,
+        before=before,
         after=edited.after,
-        said=f"edited {shown(wanted.path)}: {where}; the file now has {total} lines",
+        said=f"edited {shown(path)}: {where}; the file now has {total} lines{_notes(context, path, before, edited)}",
         metadata={"total_lines": total, "size_bytes": len(edited.after), "replacements": count},
     )
+
+
+def _notes(context: ToolContext, path: str, before: str, edited: Edit) -> str:
+    """What the model did not know of the place that it changed."""
+    overlooked = [f"old_str was found but for {what}" for what in edited.overlooked]
+    changed = context.seen.get(path, before) != before
+    notes = [*overlooked, *(["the file had changed since you last saw it"] if changed else [])]
+    return f" ({'; '.join(notes)})" if notes else ""

@@ -2,6 +2,10 @@
 
 Invariant: only the matched bytes change. Line ends follow the place of the edit (an all-CRLF file stays one, and
 CR CR LF never appears), a byte order mark stays, bytes that are not UTF-8 stay, and the replacement is literal.
+
+A text is looked for byte for byte, then with the other kind of line ends, then as whole lines like the hunk of a patch
+(`CLOSENESSES`): blanks at line ends, then typographic look-alikes. The first of these that finds anything decides; the
+last two have to find one place, and lines that the replacement repeats keep the file's own bytes.
 """
 
 import difflib
@@ -9,24 +13,31 @@ import re
 
 import msgspec
 
-from services.toolhost.errors import EditAmbiguous, EditEmpty, EditIdentical, EditNoMatch, InvalidArguments
+from libs.contracts.patches.files import Hunk, Line, Sign
+from services.toolhost.errors import (
+    EditAmbiguous,
+    EditEmpty,
+    EditIdentical,
+    EditNoMatch,
+    InvalidArguments,
+    PatchAmbiguous,
+    PatchNoMatch,
+)
+from services.toolhost.tools.lines import BARE_LF, BOM, closest
+from services.toolhost.tools.patching import Patched, patched
 
-BOM = b"\xef\xbb\xbf"
 # More finds than these are not an edit but a transformation, and a list of them would fill the memory.
 _FINDS_MAX = 100_000
 _LINES_NAMED_MAX = 10
-# How far the search for a similar line goes when nothing matches: it is a hint, not a diff tool.
-_SIMILAR_LINES_MAX = 5_000
-_SIMILAR_CHARS_MAX = 300
-_BARE_LF = re.compile(rb"(?<!\r)\n")
 _LINE_END = re.compile(rb"\r?\n")
 
 
 class Edit(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes after the edit, and the lines (1-based) at which the replaced pieces began."""
+    """The bytes after the edit, the lines (1-based) at which the replaced pieces began, and what was overlooked."""
 
     after: bytes
     lines: list[int]
+    overlooked: list[str] = []
 
 
 def edit(data: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
@@ -44,7 +55,8 @@ def edit(data: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
     wanted, replacement = _encoded(old, "old_str"), _encoded(new, "new_str")
     spans, exact = _finds(body, wanted)
     if not spans:
-        raise EditNoMatch(f"old_str was not found{_hint(body, old)}")
+        found = _as_lines(body, old, new)
+        return Edit(after=bom + found.after, lines=found.lines, overlooked=found.overlooked)
     lines = [body.count(b"\n", 0, start) + 1 for start, _ in spans[: _LINES_NAMED_MAX + 1]]
     if len(spans) > 1 and not replace_all:
         named = ", ".join(map(str, lines[:_LINES_NAMED_MAX])) + (
@@ -93,11 +105,36 @@ def _finds(body: bytes, wanted: bytes) -> tuple[list[tuple[int, int]], bool]:
     return kept, False
 
 
+def _as_lines(body: bytes, old: str, new: str) -> Patched:
+    """The edit as a hunk of whole lines, which overlooks what a hunk may."""
+    was, is_now = (text.removesuffix("\n").split("\n") if text else [] for text in (old, new))
+    lines: list[Line] = []
+    for kind, old_from, old_to, new_from, new_to in difflib.SequenceMatcher(
+        a=was, b=is_now, autojunk=False
+    ).get_opcodes():
+        sign: Sign = " " if kind == "equal" else "-"
+        lines += [Line(sign=sign, text=text) for text in was[old_from:old_to]]
+        if kind != "equal":
+            lines += [Line(sign="+", text=text) for text in is_now[new_from:new_to]]
+    try:
+        found = patched(body, [Hunk(lines=tuple(lines))])
+    except PatchNoMatch:
+        raise EditNoMatch(f"old_str was not found{closest(body, old)}") from None
+    except PatchAmbiguous:
+        raise EditAmbiguous(
+            "old_str was not found as it stands, and in several places but for blanks at line ends or look-alike "
+            "characters; copy it exactly"
+        ) from None
+    if found.after == body:
+        raise EditIdentical("old_str and new_str differ only in what the file has not; nothing would change")
+    return found
+
+
 def _replaced(
     body: bytes, spans: list[tuple[int, int]], replacement: bytes, *, exact: bool
 ) -> tuple[bytes, int]:
-    file_is_crlf = b"\r\n" in body and not _BARE_LF.search(body)
-    with_crlf = _BARE_LF.sub(b"\r\n", replacement)
+    file_is_crlf = b"\r\n" in body and not BARE_LF.search(body)
+    with_crlf = BARE_LF.sub(b"\r\n", replacement)
     with_lf = replacement if exact else replacement.replace(b"\r\n", b"\n")
     pieces: list[bytes] = []
     end, count = 0, 0
@@ -105,22 +142,7 @@ def _replaced(
         if start < end:
             continue
         matched = body[start:stop]
-        crlf = b"\r\n" in matched and not _BARE_LF.search(matched) if b"\n" in matched else file_is_crlf
+        crlf = b"\r\n" in matched and not BARE_LF.search(matched) if b"\n" in matched else file_is_crlf
         pieces += [body[end:start], with_crlf if crlf else with_lf]
         end, count = stop, count + 1
     return b"".join([*pieces, body[end:]]), count
-
-
-def _hint(body: bytes, old: str) -> str:
-    """The nearest thing to what was looked for."""
-    lines = body.decode("utf-8", "replace").split("\n", _SIMILAR_LINES_MAX)[:_SIMILAR_LINES_MAX]
-    wanted = [line.strip() for line in old.removesuffix("\n").split("\n")]
-    stripped = [line.strip() for line in lines]
-    for index in range(len(stripped) - len(wanted) + 1):
-        if wanted and stripped[index : index + len(wanted)] == wanted:
-            return f"; lines {index + 1}-{index + len(wanted)} are the same but for blanks: copy them exactly"
-    first = next((line for line in wanted if line), "")[:_SIMILAR_CHARS_MAX]
-    candidates = [line for line in stripped if line and len(line) <= _SIMILAR_CHARS_MAX]
-    if first and (close := difflib.get_close_matches(first, candidates, n=1, cutoff=0.7)):
-        return f"; the closest line is {stripped.index(close[0]) + 1}: {close[0]}"
-    return "; read the file and copy the lines exactly"

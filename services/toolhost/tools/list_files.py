@@ -9,7 +9,8 @@ import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.policy.globs import matches
-from services.toolhost.guard import BULK_FOLDERS, Entry, FileKind, WorkspaceGuard
+from services.toolhost.entries import BULK_FOLDERS, Entry, FileKind
+from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
 from services.toolhost.tools.names import shown
 
@@ -54,10 +55,9 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
 
 
 def _listed(guard: WorkspaceGuard, wanted: ListFilesArguments) -> Outcome:
-    folder = wanted.path or "."
+    folder = guard.spelled(wanted.path or ".")
     listing = guard.walk(folder)
-    prefix = len("/".join(part for part in folder.split("/") if part not in ("", ".")))
-    below = prefix + 1 if prefix else 0
+    below = 0 if folder == "." else len(folder) + 1
     found = [
         entry for entry in listing.entries if not wanted.glob or matches(entry.path[below:], wanted.glob)
     ]

@@ -14,7 +14,7 @@ from libs.contracts.tools import Semantics, ToolSpec
 from services.toolhost.errors import BeyondEnd, BinaryFile, FileTooLarge, InvalidArguments
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
-from services.toolhost.tools.edits import BOM
+from services.toolhost.tools.lines import BOM
 from services.toolhost.tools.names import shown
 
 _LINES_DEFAULT = 2_000
@@ -63,9 +63,8 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     offset, max_lines = wanted.offset or 1, wanted.max_lines or _LINES_DEFAULT
     if offset < 1 or max_lines < 1:
         raise InvalidArguments("offset and max_lines count from 1")
-    return await asyncio.to_thread(
-        _read, context.guard, wanted.path, offset, max_lines, context.output_chars_max
-    )
+    path = await asyncio.to_thread(context.guard.spelled, wanted.path)
+    return await asyncio.to_thread(_read, context.guard, path, offset, max_lines, context.output_chars_max)
 
 
 def _read(guard: WorkspaceGuard, path: str, offset: int, max_lines: int, chars_max: int) -> Outcome:

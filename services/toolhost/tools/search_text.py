@@ -16,8 +16,9 @@ import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.policy.globs import matches
+from services.toolhost.entries import FileKind
 from services.toolhost.errors import FileTooLarge, InvalidPattern, SearchTooCostly, ToolFailure
-from services.toolhost.guard import FileKind, WorkspaceGuard
+from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded, matching
 from services.toolhost.tools.names import shown
 
@@ -103,11 +104,10 @@ def _searched(guard: WorkspaceGuard, wanted: SearchTextArguments, patience_s: fl
 
 
 def _paths(guard: WorkspaceGuard, wanted: SearchTextArguments, found: _Found) -> list[str]:
-    where = wanted.path or "."
+    where = guard.spelled(wanted.path or ".")
     if guard.stat(where).kind is not FileKind.DIRECTORY:
         return [where]
-    prefix = "/".join(part for part in where.split("/") if part not in ("", "."))
-    below = len(prefix) + 1 if prefix else 0
+    below = 0 if where == "." else len(where) + 1
     listing = guard.walk(where)
     if not listing.complete:
         found.skip("beyond the limit of a walk")

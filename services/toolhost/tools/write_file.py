@@ -1,21 +1,22 @@
 """`write_file`: a file's whole content, byte for byte as given. IDEMPOTENT by its digests (see `files.py`)."""
 
 import asyncio
+import hashlib
 
 import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
 from services.toolhost.errors import InvalidArguments
-from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
-from services.toolhost.tools.files import FilePlan, apply, line_count, plan_of, sha256_of
+from services.toolhost.tools.files import Plan, apply, line_count, plan_of, require_seen, sha256_of
 from services.toolhost.tools.names import shown
 
 SPEC = ToolSpec(
     name="write_file",
     description=(
         "Writes a file of the workspace, replacing all of its content; missing folders are made. To change a part of "
-        "an existing file use edit_file."
+        "an existing file use edit_file. A file that has changed since you last read or wrote it is not replaced: read "
+        "it again first."
     ),
     parameters={
         "type": "object",
@@ -36,24 +37,27 @@ class WriteFileArguments(msgspec.Struct, frozen=True, kw_only=True):
     content: str
 
 
-async def plan(context: ToolContext, arguments: Arguments) -> FilePlan:
+async def plan(context: ToolContext, arguments: Arguments) -> Plan:
     """What would be written. Nothing is changed."""
-    return await asyncio.to_thread(_planned, context.guard, decoded(arguments, WriteFileArguments))
+    return await asyncio.to_thread(_planned, context, decoded(arguments, WriteFileArguments))
 
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
-    return await asyncio.to_thread(apply, context.guard, await plan(context, arguments))
+    return await asyncio.to_thread(apply, context.guard, await plan(context, arguments), context.undo)
 
 
-def _planned(guard: WorkspaceGuard, wanted: WriteFileArguments) -> FilePlan:
-    guard.require_writable(wanted.path)
+def _planned(context: ToolContext, wanted: WriteFileArguments) -> Plan:
+    guard = context.guard
+    path = guard.spelled(wanted.path)
+    guard.require_writable(path)
     try:
         after = wanted.content.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidArguments("content contains half a surrogate pair and is not valid text") from None
-    before = sha256_of(guard, wanted.path)
+    before = sha256_of(guard, path)
+    require_seen(context.seen, path, before, hashlib.sha256(after).hexdigest())
     lines = line_count(after)
     verb = "created" if before is None else "replaced"
-    said = f"{verb} {shown(wanted.path)}: {lines} lines, {len(after)} bytes"
+    said = f"{verb} {shown(path)}: {lines} lines, {len(after)} bytes"
     metadata: dict[str, object] = {"total_lines": lines, "size_bytes": len(after), "created": before is None}
-    return plan_of(wanted.path, before=before, after=after, said=said, metadata=metadata)
+    return plan_of(path, before=before, after=after, said=said, metadata=metadata)
