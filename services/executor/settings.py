@@ -3,13 +3,19 @@
 Invariant: the model's key is a secret from the moment it is read: it is never logged, stored or handed to a tool.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, BeforeValidator, Field, InstanceOf, SecretStr
 
 from libs.chassis.addresses import Http
 from libs.chassis.settings import ServiceSettings
+from services.executor.egress.profile import NO_PROFILES, Profile, Profiles, parse_profiles
+
+
+def _read_profiles(value: object) -> Profiles:
+    return parse_profiles(value) if isinstance(value, str) else NO_PROFILES
 
 
 class ExecutorSettings(ServiceSettings):
@@ -23,6 +29,9 @@ class ExecutorSettings(ServiceSettings):
     ] = None
     model_id: Annotated[str | None, Field(alias="MODEL_ID")] = None
     fallback_models: Annotated[str, Field(alias="PERDURE_FALLBACK_MODELS")] = ""
+    model_profiles: Annotated[InstanceOf[Mapping[str, Profile]], BeforeValidator(_read_profiles)] = Field(
+        default_factory=lambda: NO_PROFILES, alias="PERDURE_MODEL_PROFILES"
+    )
     model_prices: Annotated[Path | None, Field(alias="PERDURE_MODEL_PRICES")] = None
     # Slots: a run costs little while its model thinks, so one process holds many.
     slots: Annotated[int, Field(alias="MAX_CONCURRENT_RUNS_PER_REPLICA", ge=1, le=10_000)] = 64

@@ -14,7 +14,8 @@ import msgspec
 from deploy.dev.model_script import Answer, Conversation, Script
 from deploy.dev.model_server import ModelServer, serve
 from libs.contracts.clock import Clock
-from services.executor.egress.request import ModelRequest, Profile
+from services.executor.egress.profile import NO_PROFILES, Profile, Profiles
+from services.executor.egress.request import ModelRequest
 from services.executor.endpoint.completion import Model, ModelSettings, Patience, open_model
 from services.executor.endpoint.prices import Prices
 from services.executor.ingress.turn import Delta
@@ -76,9 +77,10 @@ async def connected(
     fallbacks: tuple[str, ...] = (),
     idle_timeout_s: float = 10.0,
     prices: Prices | None = None,
+    profiles: Profiles = NO_PROFILES,
 ) -> AsyncGenerator[Model]:
     """Our client; waits between attempts take no time."""
-    settings = ModelSettings(KEY, url, "first", fallbacks, idle_timeout_s)
+    settings = ModelSettings(KEY, url, "first", fallbacks, profiles, idle_timeout_s)
     async with open_model(settings, clock or QuickClock(), prices or {}, patience) as model:
         yield model
 
@@ -92,6 +94,7 @@ async def talking(
     fallbacks: tuple[str, ...] = (),
     idle_timeout_s: float = 10.0,
     prices: Prices | None = None,
+    profiles: Profiles = NO_PROFILES,
 ) -> AsyncGenerator[Peer]:
     """Both ends at once, for at most `DEADLINE_S`."""
     async with (
@@ -104,6 +107,7 @@ async def talking(
             fallbacks=fallbacks,
             idle_timeout_s=idle_timeout_s,
             prices=prices,
+            profiles=profiles,
         ) as model,
     ):
         yield Peer(endpoint.url, endpoint.server, model)

@@ -12,7 +12,7 @@ from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall
 from services.executor.egress.history import History, messages
-from services.executor.egress.request import Profile
+from services.executor.egress.profile import Profile
 from tests.fakes.histories import created
 
 SYSTEM = "You are an agent."

@@ -6,7 +6,8 @@ import pytest
 
 from deploy.dev.model_script import Answer
 from libs.contracts.clock import rfc3339
-from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, Profile
+from services.executor.egress.profile import Profile
+from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest
 from services.executor.endpoint.circuits import FAILURES_MAX, OPEN_S
 from services.executor.endpoint.completion import Patience
 from services.executor.endpoint.prices import Price
@@ -224,7 +225,7 @@ async def test_an_endpoint_that_wants_the_reasoning_back_gets_it() -> None:
     call = b'"content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]}'
 
     def render(profile: Profile) -> list[bytes]:
-        reasoning = b'"reasoning_content":"",' if profile.replay_reasoning else b""
+        reasoning = b'"reasoning_content":"",' if profile.reasoning else b""
         return [
             b'{"role":"user","content":"Hello."}',
             b'{"role":"assistant",' + reasoning + call,
@@ -235,7 +236,7 @@ async def test_an_endpoint_that_wants_the_reasoning_back_gets_it() -> None:
         request = ModelRequest(iteration=2, render=render, estimated_tokens=7)
         assert (await peer.model.complete(request, ignore)).content == "done"
         assert peer.server.count == 2
-        assert peer.model.profile().replay_reasoning
+        assert peer.model.profile().reasoning
 
 
 async def test_a_lesson_that_does_not_help_is_not_learned_for_ever() -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from libs.contracts.errors import ConfigurationError
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import Usage
-from services.executor.egress.request import Profile
 from services.executor.egress.toolset import toolset
-from services.executor.endpoint.faults import Refused, judge_refusal, judge_wire, learned, retry_after_s
+from services.executor.endpoint.faults import Refused, judge_refusal, judge_wire, retry_after_s
 from services.executor.endpoint.prices import Price, load_prices, priced
 from services.executor.ingress.turn import WireFault
 
@@ -137,20 +136,6 @@ def test_whatever_a_retry_after_says_it_is_a_time_that_can_be_waited_for_or_noth
 )
 def test_faults_inside_a_success_are_judged_by_what_they_say(fault: WireFault, expected: str) -> None:
     assert judge_wire(fault).kind == expected
-
-
-def test_a_400_teaches_what_to_leave_out_and_each_lesson_changes_something() -> None:
-    refused = Refused(400, {}, "Unrecognized request argument supplied: stream_options")
-    assert learned(Profile(), refused) == Profile(include_usage=False)
-    assert learned(Profile(include_usage=False), refused) is None
-    missing = Refused(400, {}, "The reasoning_content in the thinking mode must be passed back to the API.")
-    assert learned(Profile(), missing) == Profile(replay_reasoning=True)
-    assert (
-        learned(Profile(replay_reasoning=True), Refused(400, {}, "reasoning_content is unsupported"))
-        == Profile()
-    )
-    assert learned(Profile(), Refused(500, {}, "stream_options")) is None
-    assert learned(Profile(), Refused(400, {}, "bad model")) is None
 
 
 def test_the_message_of_a_fault_is_the_providers_own_and_short_and_says_what_the_operator_can_do() -> None:

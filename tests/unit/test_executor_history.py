@@ -10,7 +10,8 @@ from libs.contracts.tasks import Limits
 from libs.contracts.transcript import AssistantItem, Item
 from libs.contracts.values import ModelToolCall, Todo
 from services.executor.egress.history import INTERRUPTED, History, messages
-from services.executor.egress.request import Profile
+from services.executor.egress.profile import Profile
+from services.executor.ingress.names import wire_name
 from tests.fakes.transcripts import (
     PLAIN,
     SYSTEM,
@@ -79,7 +80,7 @@ def test_unreadable_arguments_are_not_sent_again_but_their_problem_is() -> None:
     request = sent(state)
     assert request.messages[2].tool_calls is not None
     assert request.messages[2].tool_calls[0].function.arguments == "{}"
-    assert request.messages[2].tool_calls[0].function.name == "a_b_"
+    assert request.messages[2].tool_calls[0].function.name == wire_name("a b!", {})
     assert request.messages[3].text == "ERROR: cut off"
 
 
@@ -126,7 +127,7 @@ def test_long_results_are_clipped_between_code_points() -> None:
 def test_reasoning_is_replayed_only_to_endpoints_that_want_it() -> None:
     state = run(said(1, calls=1, reasoning="think"), result(1), said(2, calls=1), result(2))
     required, refused = frozenset({"reasoning_required"}), frozenset({"reasoning_refused"})
-    wanted = sent(state, Profile(replay_reasoning=True))
+    wanted = sent(state, Profile(reasoning="reasoning_content"))
     assert broken_rule(wanted, required) is None
     assert broken_rule(wanted, refused) is not None
     assert broken_rule(sent(state), refused) is None
@@ -158,7 +159,7 @@ def test_any_prefix_of_any_log_is_legal_for_strict_servers(
 def test_the_incremental_history_gives_the_bytes_of_its_specification(
     transcript: tuple[Item, ...], steps: list[int], replay: bool, data: st.DataObject
 ) -> None:
-    history, profile, known = History(SYSTEM), Profile(replay_reasoning=replay), 0
+    history, profile, known = History(SYSTEM), Profile(reasoning="reasoning_content" if replay else ""), 0
     for step in [*steps, len(transcript)]:
         known = min(len(transcript), known + step)
         inbox = tuple(user(text) for text in data.draw(st.lists(TEXT, max_size=1)))

@@ -12,9 +12,8 @@ person said never is. `messages` is the specification. `History` gives the same 
 grows, so an iteration costs what it adds and not what went before.
 """
 
-import re
 from collections.abc import Sequence
-from typing import Literal, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -23,14 +22,21 @@ from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall
 from services.executor.egress.budget import turn_tokens_max
 from services.executor.egress.clipping import TEXT_TOKENS_MIN, clipped, clipped_strings
+from services.executor.egress.messages import (
+    AssistantMessage,
+    Call,
+    Function,
+    Message,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+    in_dialect,
+)
 from services.executor.egress.note import CALLS_MAX, note
-from services.executor.egress.request import Profile
+from services.executor.egress.profile import Profile
 from services.executor.ingress.text import clean, without_surrogates
 from services.executor.ingress.tokens import MESSAGE_TOKENS, tokens_in
 
-# The longest name that strict servers take back, and what they do not want to see in it.
-NAME_CHARS_MAX = 64
-_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 # A host clips outputs to the limit and says so in a few words more; that is not clipped a second time.
 _CLIP_SLACK_CHARS = 500
 # How a call that left is told: its beginning is enough to know it again.
@@ -42,39 +48,6 @@ _NO_GOAL = "(no goal was given)"
 _GO_ON = UserItem(text="Go on.", origin="runtime")
 
 _ENCODER = msgspec.json.Encoder()
-
-
-class Function(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    arguments: str
-
-
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    function: Function
-    type: Literal["function"] = "function"
-
-
-class SystemMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="system"):
-    content: str
-
-
-class UserMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="user"):
-    content: str
-
-
-class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="assistant"):
-    content: str | None
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ToolMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="role", tag="tool"):
-    tool_call_id: str
-    content: str
-
-
-Message = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +76,7 @@ def messages(state: RunState, system: str, profile: Profile, *, paging: bool = F
     transcript = _Groups()
     transcript.extend(state.transcript)
     groups = transcript.groups
-    found = _head(state, system, transcript, paging)
+    found = in_dialect(_head(state, system, transcript, paging), profile)
     for group in groups:
         if group.first >= state.compacted:
             closing = _closing(state, group is groups[-1], group)
@@ -128,7 +101,7 @@ class History:
     def outbound(self, state: RunState, profile: Profile) -> Outbound:
         """The messages of a request made in this state."""
         self._follow(state, profile)
-        return _outbound(self._encoded_head(state), self._units)
+        return _outbound(self._encoded_head(state, profile), self._units)
 
     def foreseen(self, state: RunState, profile: Profile, after: RunState) -> Outbound:
         """What `outbound` would give once more has left: `after` is `state` but for that. Nothing is forgotten yet."""
@@ -139,8 +112,8 @@ class History:
         else:
             left = [group for group in groups if group.first >= after.compacted]
             units = [self._made(group, after, profile) for group in left]
-        head = _unit(0, _head(after, self._system, self._transcript, self._paging))
-        return _outbound(head, units)
+        head = _head(after, self._system, self._transcript, self._paging)
+        return _outbound(_unit(0, in_dialect(head, profile)), units)
 
     def _follow(self, state: RunState, profile: Profile) -> None:
         """Take in what the transcript gained; another profile or another bound begins from nothing."""
@@ -172,16 +145,17 @@ class History:
         closing = _closing(state, group is self._transcript.groups[-1], group)
         return _fitted(group, state, profile, closing, self._paging)[1]
 
-    def _encoded_head(self, state: RunState) -> Unit:
+    def _encoded_head(self, state: RunState, profile: Profile) -> Unit:
         groups = self._transcript
         inbox = () if groups.groups else state.inbox
-        key: object = (tuple(groups.leading), inbox)
+        key: object = (profile, tuple(groups.leading), inbox)
         if state.compacted:
             # Nothing of the note changes before more leaves: it is the beginning of what a provider keeps in its cache.
             key = (key, state.compacted, state.summary, state.kept, turn_tokens_max(state))
         if key != self._head_key:
             self._head_key = key
-            self._head = _unit(0, _head(state, self._system, groups, self._paging))
+            head = _head(state, self._system, groups, self._paging)
+            self._head = _unit(0, in_dialect(head, profile))
         return self._head
 
 
@@ -316,7 +290,7 @@ def _turn(
     found: list[Message] = [
         AssistantMessage(
             content=content if content.strip() else None,
-            reasoning_content=fitted(turn.reasoning) if profile.replay_reasoning else msgspec.UNSET,
+            reasoning_content=fitted(turn.reasoning),
             tool_calls=[_call(call, texts_max) for call in turn.calls] or msgspec.UNSET,
         )
     ]
@@ -327,12 +301,11 @@ def _turn(
     if texts := [*group.texts, *closing]:
         said = [item.text if item.origin == "steering" else fitted(item.text) for item in texts]
         found.append(UserMessage(content=_joined(said)))
-    return found
+    return in_dialect(found, profile)
 
 
 def _call(call: ModelToolCall, texts_max: int | None) -> Call:
     """Arguments that nobody could read are not shown to a server again: it would refuse the whole request."""
-    name = _NOT_IN_NAMES.sub("_", call.name)[:NAME_CHARS_MAX] or "unknown"
     arguments: object = call.arguments or {}
     try:
         encoded = msgspec.json.encode(arguments)
@@ -341,7 +314,11 @@ def _call(call: ModelToolCall, texts_max: int | None) -> Call:
         encoded = msgspec.json.encode(arguments)
     if texts_max is not None and len(encoded) > texts_max:
         encoded = msgspec.json.encode(clipped_strings(arguments, texts_max))
-    return Call(id=call.call_id, function=Function(name=name, arguments=encoded.decode()))
+    return Call(
+        id=call.call_id,
+        function=Function(name=call.name or "unknown", arguments=encoded.decode()),
+        extra_content=call.extra_content or msgspec.UNSET,
+    )
 
 
 def _output(result: ToolItem, state: RunState, paging: bool, texts_max: int | None) -> str:

@@ -10,15 +10,8 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 
 from libs.contracts.values import Usage
+from services.executor.egress.profile import Profile
 from services.executor.ingress.turn import Delta
-
-
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What an endpoint can take. Learned per model: each 400 that names one of these flips it for good."""
-
-    include_usage: bool = True
-    replay_reasoning: bool = False
-
 
 # Called before a wait with the failed attempt's number, its error code and message, and the wait in seconds.
 OnRetry = Callable[[int, str, str, float], None]
@@ -43,7 +36,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     `render` gives the messages as JSON fragments, each one or more whole messages joined by commas; `tools` is the
     JSON array of the offered tools (`None`: none are), `schemas` their parameters by name. `attempt` is the number of
     the first attempt: higher than any whose deltas were shown for this iteration before. `model` is the task's wish.
-    `on_retry` hears of every attempt that failed and is made again. Every HTTP request of the call goes through `tap`.
+    `context_tokens` is what input and output may take together. `on_retry` hears of every attempt that failed and is
+    made again. Every HTTP request of the call goes through `tap`.
     """
 
     iteration: int
@@ -54,6 +48,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     model: str | None = None
     output_tokens_max: int | None = None
+    context_tokens: int | None = None
     on_retry: OnRetry = ignored
     tap: Callable[[Post], Post] = untapped
 

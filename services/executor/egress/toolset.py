@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from libs.contracts.tools import ToolSpec
+from services.executor.ingress.names import wire_name
 from services.executor.ingress.tokens import MESSAGE_TOKENS, tokens_in
 
 
@@ -38,7 +39,7 @@ def toolset(specs: Iterable[ToolSpec]) -> Toolset:
     tools = [
         _Tool(
             function=_Function(
-                name=spec.name,
+                name=wire_name(spec.name, {}),
                 description=spec.description,
                 # A tool without parameters still needs an object's schema on strict servers.
                 parameters=spec.parameters or {"type": "object", "properties": {}},

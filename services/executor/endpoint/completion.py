@@ -17,25 +17,31 @@ from typing import NamedTuple
 
 import msgspec
 
+from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.values import Usage
-from services.executor.egress.request import (
-    ContextOverflow,
-    ModelFailure,
-    ModelRequest,
-    OnDelta,
-    Post,
-    Profile,
-)
+from services.executor.egress.body import body, names_of
+from services.executor.egress.profile import NO_PROFILES, Profile, Profiles, learned, profile_of
+from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, OnDelta, Post
 from services.executor.endpoint.circuits import Circuits, Standing
-from services.executor.endpoint.faults import Fault, Refused, Unreachable, judge_refusal, judge_wire, learned
+from services.executor.endpoint.faults import (
+    Fault,
+    Refused,
+    Unreachable,
+    judge_refusal,
+    judge_wire,
+    refusal_in,
+)
 from services.executor.endpoint.prices import Prices, priced
 from services.executor.ingress.finish import Retry, judge
+from services.executor.ingress.spoken import with_spoken_calls
 from services.executor.ingress.turn import ModelTurn, TurnBuilder, WireFault
 
-# A capability is learned once each; more 400s in one call teach nothing new.
-_LESSONS_MAX = 3
+# A request is written anew this often at most; each time about something else.
+_LESSONS_MAX = 6
 _RATE_LIMITED = 429
+
+_log = get_logger("completion")
 
 
 class ModelSettings(NamedTuple):
@@ -46,6 +52,7 @@ class ModelSettings(NamedTuple):
     base_url: str | None
     model: str
     fallbacks: tuple[str, ...] = ()
+    profiles: Profiles = NO_PROFILES
     idle_timeout_s: float = 300.0
 
 
@@ -106,7 +113,8 @@ class Model:
 
     def profile(self, model: str | None = None) -> Profile:
         """What is known about a model (`None`: the deployment's) so far."""
-        return self._profiles.get(model or self._settings.model, _UNKNOWN)
+        name = model or self._settings.model
+        return self._profiles.get(name) or profile_of(self._settings.profiles, name)
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta) -> ModelTurn:
         """The model's turn. Raises `ContextOverflow`, `ModelFailure`. Cancellable at any point."""
@@ -172,57 +180,96 @@ class Model:
     async def _attempt(
         self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
     ) -> ModelTurn | Fault:
-        """One attempt; what a 400 teaches is learned on the way, so that it may be more than one HTTP request."""
-        for lesson in range(_LESSONS_MAX + 1):
+        """One attempt; what a 400 teaches is learned on the way, so that it may be more than one HTTP request. It is kept
+        once a request that was written so is accepted."""
+        profile, known = self.profile(name), frozenset[str]()
+        while True:
             try:
-                outcome = await self._exchange(name, request, on_delta, call)
+                outcome = await self._exchange(name, request, profile, on_delta, call)
             except Unreachable as error:
                 return Fault(kind="transient", message=f"no response: {error}")
-            except Refused as refused:
-                profile = learned(self.profile(name), refused)
-                if profile is not None and lesson < _LESSONS_MAX:
-                    self._profiles[name] = profile
-                    continue
-                return judge_refusal(refused, self._clock.now())
-            if isinstance(outcome, WireFault):
-                return judge_wire(outcome)
-            usage = priced(outcome.usage, name, self._prices)
-            call.spent = call.spent.plus(usage)
-            verdict = judge(outcome, tools_offered=request.tools is not None, nudges=0)
-            if isinstance(verdict, Retry):
-                return Fault(kind="transient", message=verdict.message, error_code=verdict.error_code)
-            return msgspec.structs.replace(outcome, usage=call.spent, attempt=call.attempt, model=name)
-        raise AssertionError("the last lesson is judged like any other refusal")
+            except Refused as error:
+                outcome = error
+            refused = outcome if isinstance(outcome, Refused) else refusal_in(outcome)
+            if refused is not None:
+                fault = judge_refusal(refused, self._clock.now())
+                lesson = (
+                    learned(profile, refused.status, refused.body, known) if fault.kind == "final" else None
+                )
+                if lesson is None or len(known) >= _LESSONS_MAX:
+                    return fault
+                profile, known = lesson.profile, known | {lesson.about}
+                _log.info("model.lesson", model=name, about=lesson.about)
+                continue
+            if known:
+                self._profiles[name] = profile
+            break
+        if isinstance(outcome, WireFault):
+            return judge_wire(outcome)
+        assert isinstance(outcome, ModelTurn)
+        usage = priced(outcome.usage, name, self._prices)
+        call.spent = call.spent.plus(usage)
+        offered = profile.tools and request.tools is not None
+        verdict = judge(outcome, tools_offered=offered, nudges=0)
+        if isinstance(verdict, Retry):
+            return Fault(kind="transient", message=verdict.message, error_code=verdict.error_code)
+        return msgspec.structs.replace(outcome, usage=call.spent, attempt=call.attempt, model=name)
 
     async def _exchange(
-        self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
+        self, name: str, request: ModelRequest, profile: Profile, on_delta: OnDelta, call: "_Call"
     ) -> ModelTurn | WireFault:
         """One HTTP request. Raises `Refused`, `Unreachable`."""
         builder = TurnBuilder()
-        async with request.tap(self._post)(_body(name, request, self.profile(name))) as pieces:
-            async for piece in pieces:
-                delta = builder.feed(piece)
-                if delta is not None:
-                    await on_delta(call.attempt, delta)
-                if builder.over or builder.settled:
+        async with request.tap(self._post)(body(name, request, profile)) as pieces:
+            while not (builder.over or builder.settled):
+                if not await self._read(builder, pieces, on_delta, call.attempt):
                     break
-            await self._settle(builder, pieces)
-        return builder.finish(
-            iteration=request.iteration, schemas=request.schemas, input_tokens=request.estimated_tokens
+            await self._settle(builder, pieces, on_delta, call.attempt)
+        if builder.strays:
+            _log.warning("model.stray_choices", model=name, count=builder.strays)
+        names = names_of(request.schemas, profile)
+        turn = builder.finish(
+            iteration=request.iteration,
+            schemas=request.schemas,
+            names=names,
+            input_tokens=request.estimated_tokens,
         )
+        if profile.text_calls and request.tools is not None and isinstance(turn, ModelTurn):
+            return with_spoken_calls(turn, request.iteration, request.schemas, names)
+        return turn
 
-    async def _settle(self, builder: TurnBuilder, pieces: AsyncIterator[bytes]) -> None:
-        """The model is finished. What is still to come is waited for a little; if it does not come, the turn stands."""
+    async def _settle(
+        self, builder: TurnBuilder, pieces: AsyncIterator[bytes], on_delta: OnDelta, attempt: int
+    ) -> None:
+        """The model says that it is finished. What is still to come is waited for a little; if nothing comes, the turn
+        stands. If it goes on, it was not finished: then it has all the time it needs. Raises `Unreachable`."""
+        try:
+            async with asyncio.timeout(self._patience.settle_s):
+                while (
+                    builder.settled
+                    and not builder.over
+                    and await self._read(builder, pieces, on_delta, attempt)
+                ):
+                    pass
+            while not builder.over and await self._read(builder, pieces, on_delta, attempt):
+                pass
+        except (TimeoutError, Unreachable):
+            if not builder.settled:
+                raise
         with suppress(TimeoutError, Unreachable):
-            if not builder.over:
-                async with asyncio.timeout(self._patience.settle_s):
-                    async for piece in pieces:
-                        builder.feed(piece)
-                        if builder.over:
-                            break
             async with asyncio.timeout(self._patience.drain_s):
                 async for _ in pieces:
                     pass
+
+    async def _read(
+        self, builder: TurnBuilder, pieces: AsyncIterator[bytes], on_delta: OnDelta, attempt: int
+    ) -> bool:
+        """Feed the next piece; whether there was one. Raises `Unreachable`."""
+        async for piece in pieces:
+            if (delta := builder.feed(piece)) is not None:
+                await on_delta(attempt, delta)
+            return True
+        return False
 
     def _failure(self, faults: Sequence[Fault], call: "_Call") -> ModelFailure:
         """The failure of a call whose models have all been tried. A wish for a later time counts before other faults."""
@@ -250,9 +297,6 @@ class Model:
         return int.from_bytes(self._clock.entropy(2)) / 0xFFFF
 
 
-_UNKNOWN = Profile()
-
-
 def _standing(outcome: ModelTurn | Fault) -> Standing:
     """What an outcome says about the endpoint: an empty turn and a refusal come from one that works."""
     if isinstance(outcome, ModelTurn) or outcome.error_code == "EMPTY_RESPONSE":
@@ -274,17 +318,3 @@ def _load_client() -> Callable[[str, str | None, float], AbstractAsyncContextMan
     from services.executor.endpoint.model import open_endpoint  # noqa: PLC0415 see `open_model`
 
     return open_endpoint
-
-
-def _body(name: str, request: ModelRequest, profile: Profile) -> bytes:
-    """The request's JSON, joined from what is encoded already."""
-    parts = [b'{"model":', msgspec.json.encode(name), b',"stream":true,"messages":[']
-    parts += [b",".join(request.render(profile)), b"]"]
-    if request.tools is not None:
-        parts += [b',"tools":', request.tools]
-    if profile.include_usage:
-        parts.append(b',"stream_options":{"include_usage":true}')
-    if request.output_tokens_max is not None:
-        parts.append(b',"max_tokens":%d' % request.output_tokens_max)
-    parts.append(b"}")
-    return b"".join(parts)

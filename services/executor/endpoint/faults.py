@@ -23,7 +23,6 @@ from typing import Literal, cast
 
 import msgspec
 
-from services.executor.egress.request import Profile
 from services.executor.ingress.turn import WireFault
 
 _TRANSIENT = frozenset({408, 409, 425, 429})
@@ -104,6 +103,14 @@ def judge_wire(wire: WireFault) -> Fault:
     return Fault(kind=kind, message=_message("error in the response", body))
 
 
+def refusal_in(outcome: object) -> Refused | None:
+    """The error status that a response should have had, if it reports an error inside of a success that names one."""
+    if not isinstance(outcome, WireFault) or outcome.kind != "error":
+        return None
+    status = _status_in(outcome.error)
+    return Refused(status, {}, msgspec.json.encode(outcome.error).decode()) if status else None
+
+
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     """How long the provider asks to wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date. What is no
     sensible time is no wish."""
@@ -119,19 +126,6 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     except ValueError:
         return None
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())
-
-
-def learned(profile: Profile, refused: Refused) -> Profile | None:
-    """The profile that a 400 teaches, or `None` when it names nothing that can be left out or added."""
-    if refused.status not in (400, 422):
-        return None
-    body = refused.body
-    if profile.include_usage and re.search("stream_options|include_usage", body):
-        return msgspec.structs.replace(profile, include_usage=False)
-    if "reasoning_content" in body:
-        refused_key = profile.replay_reasoning
-        return msgspec.structs.replace(profile, replay_reasoning=not refused_key)
-    return None
 
 
 def _judged(status: int, body: str, should_retry: str) -> Fault:

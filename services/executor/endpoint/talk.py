@@ -20,15 +20,9 @@ from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall
 from libs.policy.schemas import Schemas
 from services.executor.egress.context import Compact, Window, after, fit, scaled
 from services.executor.egress.history import History, Outbound
+from services.executor.egress.profile import Profile
 from services.executor.egress.prompt import system_prompt
-from services.executor.egress.request import (
-    ContextOverflow,
-    ModelFailure,
-    ModelRequest,
-    OnRetry,
-    Profile,
-    unseen,
-)
+from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, OnRetry, unseen
 from services.executor.egress.results import READ_FILE
 from services.executor.egress.toolset import toolset
 from services.executor.endpoint.circuits import Circuits
@@ -102,6 +96,7 @@ async def open_talker(
         base_url=settings.base_url,
         model=settings.model_id,
         fallbacks=fallbacks,
+        profiles=settings.model_profiles,
     )
     prices, scale = load_prices(settings.model_prices), settings.test_hooks.get(WAIT_SCALE)
     waiting = clock if scale is None else HurriedClock(float(scale))
@@ -134,7 +129,7 @@ class Talk:
         if state.project != self._project:
             # Only before the first request: the workspace was attached, and its project has something to say.
             self._project, self._history = state.project, self._begun(state)
-        profile = self._model.profile(state.task.model)
+        profile = self._profile(state)
         outbound = self._history.outbound(state, profile)
 
         def foreseen(after: RunState) -> Outbound:
@@ -151,7 +146,7 @@ class Talk:
             return []  # It fits after all: a message that made it too long is no longer waiting.
         if not window.summarise:
             return [window.event]
-        profile = self._model.profile(state.task.model)
+        profile = self._profile(state)
 
         async def ask(fragments: list[bytes], tokens: int) -> ModelTurn:
             request = ModelRequest(
@@ -173,7 +168,7 @@ class Talk:
         """Ask the model; what came of it, as events. `tell` hears meanwhile of attempts that are made again."""
         # What was said after the request was recorded is not in it, also when the request is made again.
         asked = msgspec.structs.replace(state, inbox=())
-        expected = self._model.profile(state.task.model)
+        expected = self._profile(state)
         outbound = self._history.outbound(asked, expected)
 
         def render(profile: Profile) -> list[bytes]:
@@ -188,6 +183,7 @@ class Talk:
             schemas=self._tools.schemas,
             attempt=state.model_failures * ATTEMPTS_PER_CALL + 1,
             model=state.task.model,
+            context_tokens=state.limits.context_tokens,
             on_retry=self._teller(state, tell),
         )
         began = self._clock.monotonic()
@@ -209,6 +205,11 @@ class Talk:
             state.task, self._names, state.project, context_tokens=state.limits.context_tokens
         )
         return History(prompt, paging=READ_FILE in self._names)
+
+    def _profile(self, state: RunState) -> Profile:
+        """How requests are written, as far as it is known beforehand."""
+        profile = self._model.profile(state.task.model)
+        return profile if self._tools.json is not None else msgspec.structs.replace(profile, tools=False)
 
     def _completed(self, state: RunState, turn: ModelTurn, latency_ms: int) -> e.ModelCompleted:
         return e.ModelCompleted(
