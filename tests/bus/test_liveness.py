@@ -23,6 +23,7 @@ from tests.bus.conftest import PREFIX
 from tests.fakes.cluster import Deployment
 from tests.fakes.proxy import proxied
 from tests.fakes.replica_process import Given
+from tests.fakes.waiting import eventually, until
 
 TTL_S = 1.0
 _numbers = itertools.count(1)
@@ -75,9 +76,7 @@ async def line(child: asyncio.subprocess.Process) -> str:
 
 
 async def eventually_dead(lease: Lease, boot: str) -> None:
-    with anyio.fail_after(20):
-        while not await lease.declare_dead_if_gone(boot):
-            await anyio.sleep(0.1)
+    await eventually(lambda: lease.declare_dead_if_gone(boot), f"the death of {boot}")
 
 
 async def test_a_process_is_listed_as_it_registered(bus: Bus, replica: str) -> None:
@@ -141,12 +140,9 @@ async def test_a_frozen_process_that_nobody_missed_takes_its_lease_up_again(
             return boot in {other.boot for other in await lease.replicas()}
 
         child.send_signal(signal.SIGSTOP)
-        with anyio.fail_after(20):
-            while await listed():
-                await anyio.sleep(0.05)
-            child.send_signal(signal.SIGCONT)
-            while not await listed():
-                await anyio.sleep(0.05)
+        await eventually(listed, "its lease lapses", fits=lambda seen: not seen)
+        child.send_signal(signal.SIGCONT)
+        await eventually(listed, "it holds a lease again")
         assert not await lease.is_dead(boot)
 
 
@@ -155,9 +151,9 @@ async def test_a_lapsed_process_that_answers_is_not_declared_dead(bus: Bus, repl
         # Its key is gone, as after an outage of the bus, but it lives and says so.
         await bus.bucket("leases").delete(replica_key(other.boot))
         assert not await lease.declare_dead_if_gone(other.boot)
-        with anyio.fail_after(10):
-            while other.boot not in {replica.boot for replica in await lease.replicas()}:
-                await anyio.sleep(0.05)
+        await eventually(
+            lease.replicas, "it is listed", fits=lambda seen: other.boot in {one.boot for one in seen}
+        )
         assert not await lease.is_dead(other.boot)
 
 
@@ -181,9 +177,7 @@ async def test_a_process_that_reads_its_death_stops_for_good(bus: Bus, replica: 
             "dead": True,
         }
         await bus.bucket("leases").put(replica_key(other.boot), msgspec.json.encode(value))
-        with anyio.fail_after(10):
-            while not deaths:
-                await anyio.sleep(0.02)
+        await until(lambda: deaths, "it has read of its death")
         assert not other.confirmed()
         assert await lease.is_dead(other.boot)
     assert deaths == ["died"]
@@ -213,14 +207,10 @@ async def test_a_process_cut_off_from_the_bus_is_not_confirmed(deployment: Deplo
     ):
         assert lease.confirmed()
         proxy.mute = True
-        with anyio.fail_after(10):
-            while lease.confirmed():
-                await anyio.sleep(0.02)
+        await until(lambda: not lease.confirmed(), "the lease is not confirmed")
         proxy.mute = False
         proxy.cut()
-        with anyio.fail_after(10):
-            while not lease.confirmed():
-                await anyio.sleep(0.02)
+        await until(lease.confirmed, "the lease is confirmed again")
 
 
 async def test_control_messages_reach_the_process(bus: Bus, replica: str) -> None:

@@ -18,6 +18,7 @@ from libs.contracts.streams import ConsumerSpec, fired_consumer
 from libs.contracts.tasks import Timer
 from tests.bus.test_queue import call_api
 from tests.fakes.cluster import Deployment
+from tests.fakes.waiting import eventually
 
 CLOCK = SystemClock()
 SOON, LATER = timedelta(seconds=0.3), timedelta(hours=1)
@@ -145,6 +146,8 @@ async def test_the_stream_may_be_deleted_and_timers_set_again(
 
 async def until_handled(bus: Bus, run: LogKey, sequence: int) -> None:
     """Wait until a timer stands no longer; its ack may still be on its way."""
-    with anyio.fail_after(20):
-        while (run.log_id, sequence) in await bus.timers.standing():
-            await anyio.sleep(0.01)
+    await eventually(
+        bus.timers.standing,
+        "the timer stands no longer",
+        fits=lambda seen: (run.log_id, sequence) not in seen,
+    )

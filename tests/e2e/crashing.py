@@ -19,7 +19,8 @@ from libs.client import GatewayUnreachable
 from libs.contracts.errors import Unavailable
 from libs.contracts.http import TaskCreate
 from libs.contracts.views import EventView
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, stage
+from tests.e2e.stage import Stage, call, calls, stage
+from tests.fakes.waiting import PATIENCE_S
 
 VICTIMS = ("executor", "toolhost", "verifier", "scheduler", "gateway")
 # What a process does about its own life is no point of a run, and how many deltas there are is chance.

@@ -5,10 +5,9 @@ Invariant: everything is real but the model's words; what a test starts is gone 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -19,12 +18,12 @@ from deploy.dev.mergedlog import MergedLog
 from deploy.dev.model_script import load_script
 from deploy.dev.model_server import ModelServer
 from deploy.dev.plan import SERVICES, Plan, Service
+from libs.bus.connection import BusSettings
 from libs.client import PerdureClient
 from libs.contracts.http import TaskCreate
 from libs.contracts.views import EventView, RunView
+from tests.fakes.waiting import eventually
 
-# The longest that any single thing in these tests may take on a busy machine.
-PATIENCE_S = 60.0
 # The test command of every workspace: a script in it says what testing means there.
 TESTS_COMMAND = ["sh", "run_tests.sh"]
 
@@ -63,11 +62,10 @@ class Stage(NamedTuple):
     async def until(self, run_id: str, condition: Callable[[RunView], bool]) -> RunView:
         """The run once it fulfils a condition."""
 
-        async def look() -> RunView | None:
-            run = await self.client.run(run_id)
-            return run if condition(run) else None
+        async def look() -> RunView:
+            return await self.client.run(run_id)
 
-        return await eventually(look, f"run {run_id}")
+        return await eventually(look, f"run {run_id} as wanted", fits=condition, every_s=LOOK_S)
 
     async def events(self, run_id: str) -> list[EventView]:
         """All events of a run, page by page."""
@@ -78,22 +76,20 @@ class Stage(NamedTuple):
             if not page.events:
                 return found
 
+    @property
+    def bus(self) -> BusSettings:
+        """How to get onto the bus as the services do."""
+        access = self.perdure.credentials
+        assert access is not None
+        return BusSettings(access.url, access.user, access.password, None)
+
     async def event(self, run_id: str, kind: str) -> EventView:
         """The first event of a kind, once it is there."""
 
         async def look() -> EventView | None:
             return next((event for event in await self.events(run_id) if event.type == kind), None)
 
-        return await eventually(look, f"{kind} of {run_id}")
-
-
-async def eventually(look: Callable[[], Awaitable[T | None]], what: str) -> T:
-    """What `look` finds, looking again until it finds something."""
-    async with asyncio.timeout(PATIENCE_S):
-        while (found := await look()) is None:
-            await asyncio.sleep(LOOK_S)
-    assert found is not None, what
-    return found
+        return await eventually(look, f"{kind} of {run_id}", every_s=LOOK_S)
 
 
 def call(name: str, **arguments: object) -> dict[str, object]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from deploy.dev import demo_repair
-from tests.e2e.stage import PATIENCE_S, Stage, stage
+from tests.e2e.stage import Stage, stage
+from tests.fakes.waiting import PATIENCE_S
 
 SCRIPT = {demo_repair.MARKER: demo_repair.turns()}
 TESTS = {"RUN_TESTS_COMMAND": json.dumps(demo_repair.TESTS_COMMAND)}

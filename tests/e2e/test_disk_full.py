@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from libs.chassis.clock import SystemClock
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, eventually, says, stage
+from tests.e2e.stage import Stage, call, calls, says, stage
 from tests.fakes.small_disk import NoSmallDisk, SmallDisk, small_disk
+from tests.fakes.waiting import PATIENCE_S, eventually
 
 RUNS = 4
 # Three quarters of it are the server's; a start is worth while with a quarter of it.

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from libs.bus.connection import BusSettings, connect
+from libs.bus.connection import connect
 from libs.chassis.clock import SystemClock
 from libs.contracts.views import EventView
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, eventually, says, stage
+from tests.e2e.stage import Stage, call, calls, says, stage
+from tests.fakes.waiting import PATIENCE_S, eventually
 
 # Enough that every stream has something in flight when it goes.
 RUNS = 6
@@ -115,9 +116,6 @@ async def _streamed(on: Stage, run_id: str) -> list[EventView]:
 
 async def _api(on: Stage, name: str) -> None:
     """One request to the server's own API, with the credentials of the services."""
-    access = on.perdure.credentials
-    assert access is not None
-    settings = BusSettings(access.url, access.user, access.password, None)
-    async with connect(settings, SystemClock()) as bus:
+    async with connect(on.bus, SystemClock()) as bus:
         answer = json.loads(await bus.wire.request(f"$JS.API.{name}", b"", timeout_s=5.0))
     assert answer.get("success"), answer

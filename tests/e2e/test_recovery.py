@@ -8,13 +8,17 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from deploy.dev import demo_repair
-from libs.bus.connection import BusSettings, connect
+from libs.bus.connection import connect
+from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Message
 from libs.chassis.clock import SystemClock
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, says, stage
+from libs.contracts.subjects import replica_key
+from tests.e2e.stage import Stage, call, calls, says, stage
+from tests.fakes.waiting import PATIENCE_S, eventually
 
 FAIRLY_SLOW_TESTS = "sleep 0.3; python3 -B -m unittest -q\n"
 SCRIPT = {
@@ -72,9 +76,7 @@ async def test_a_run_whose_executor_and_toolhost_are_killed_ends_as_if_nothing_h
         async def happened(seen: int = seen, moment: str = moment) -> bool:
             return any(event.type == moment for event in (await on.events(run_id))[seen:])
 
-        async with asyncio.timeout(PATIENCE_S):
-            while not await happened():
-                await asyncio.sleep(0.005)
+        await eventually(happened, f"{moment} behind event {seen} of {run_id}")
         on.perdure.kill(service)
     run = await on.ended(run_id)
     assert run.status == "COMPLETED", run.error
@@ -89,36 +91,33 @@ async def test_a_run_whose_executor_and_toolhost_are_killed_ends_as_if_nothing_h
 async def test_a_frozen_executor_is_replaced_and_writes_nothing_when_it_thaws(on: Stage) -> None:
     run_id = await _repair(on, "frozen")
     await on.event(run_id, "tool.requested")
-    frozen = on.perdure.kill("executor", signal.SIGSTOP)
+    boot = str((await on.event(run_id, "run.claimed")).payload["boot"])
+    on.perdure.kill("executor", signal.SIGSTOP)
     try:
         # The only executor is frozen: nobody takes over, and nothing may be lost meanwhile.
-        await asyncio.wait_for(_dead_in_log(on, frozen), PATIENCE_S)
+        await _written_dead(on, boot)
     finally:
         on.perdure.kill("executor", signal.SIGCONT)
     run = await on.ended(run_id)
     assert run.status == "COMPLETED", run.error
 
 
-async def _dead_in_log(on: Stage, _: int) -> None:
+async def _written_dead(on: Stage, boot: str) -> None:
     """Until the scheduler has written the death of the frozen process."""
-    log = on.data.parent / "perdure.log"
-    while "declared_dead" not in log.read_text() and "death" not in log.read_text():
-        await asyncio.sleep(0.1)
+    async with connect(on.bus, SystemClock()) as bus:
 
+        async def dead() -> bool:
+            entry = await bus.bucket("leases").get(replica_key(boot))
+            return entry is not None and msgspec.json.decode(entry.value, type=LeaseValue).dead
 
-def bus_access(on: Stage) -> BusSettings:
-    access = on.perdure.credentials
-    assert access is not None
-    return BusSettings(
-        url=access.url, user=access.user, password=access.password, creds=None, allow_lazy_sync=True
-    )
+        await eventually(dead, f"the death of {boot}")
 
 
 async def test_a_published_task_runs_like_a_posted_one_and_a_malformed_one_is_rejected_with_its_reason(
     on: Stage,
 ) -> None:
     async with (
-        connect(bus_access(on), SystemClock()) as bus,
+        connect(on.bus, SystemClock()) as bus,
         bus.wire.listen("perdure.rejected.local") as rejected,
     ):
         await bus.queue.publish(
@@ -133,11 +132,10 @@ async def test_a_published_task_runs_like_a_posted_one_and_a_malformed_one_is_re
 
 
 async def _published(on: Stage) -> str:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            for run in (await on.client.runs(q="published")).runs:
-                return run.run_id
-            await asyncio.sleep(0.05)
+    async def look() -> str | None:
+        return next((run.run_id for run in (await on.client.runs(q="published")).runs), None)
+
+    return await eventually(look, "a run of the published task")
 
 
 def _told(message: Message) -> str:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.stage import Stage, call, calls, living, says, stage
+from tests.fakes.waiting import until
 
 ESCAPES = ["../secret", "/etc/passwd", "a\0b", "link", "dangling", "linked/inside", "../work_b/b.txt"]
 
@@ -97,9 +98,7 @@ async def test_a_cancel_in_the_middle_ends_the_run_and_everything_it_started(
     run_id = await on.submit(marker, workspace=name)
     await on.event(run_id, moment)
     if moment == "tool.requested":
-        async with asyncio.timeout(30):
-            while not (folder / "started").exists():
-                await asyncio.sleep(0.02)
+        await until((folder / "started").exists, "the tests have started")
     await on.client.cancel(run_id)
     async with asyncio.timeout(10):
         run = await on.ended(run_id)

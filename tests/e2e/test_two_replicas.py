@@ -13,7 +13,7 @@ import pytest
 
 from deploy.dev.plan import Service, twice
 from libs.bus.checkpoints import Checkpoints
-from libs.bus.connection import BusSettings, connect
+from libs.bus.connection import connect
 from libs.bus.ports import LogKey
 from libs.bus.runs import Runs
 from libs.chassis.clock import SystemClock
@@ -22,7 +22,8 @@ from libs.contracts.errors import NotFound
 from libs.contracts.events import LogEvent, ReconciliationResolved, RunDeleted
 from libs.contracts.run import RunState
 from libs.contracts.views import EventView, RunView
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, eventually, living, says, stage
+from tests.e2e.stage import Stage, call, calls, living, says, stage
+from tests.fakes.waiting import PATIENCE_S, eventually
 
 TENANT = "local"
 COUNTING_HOST = Service(name="countinghost", argv=(sys.executable, "-m", "tests.fakes.counting_host"))
@@ -304,7 +305,7 @@ async def _no_gaps_and_one_end(on: Stage, run_id: str) -> None:
 
 
 async def _records(on: Stage, run_id: str) -> list[Record]:
-    async with connect(_bus(on), SystemClock()) as bus:
+    async with connect(on.bus, SystemClock()) as bus:
         return await bus.log.read(LogKey(TENANT, run_id))
 
 
@@ -323,15 +324,9 @@ async def _reconcile(on: Stage, run: RunView, decision: str) -> None:
         return [resolved]
 
     clock = SystemClock()
-    async with connect(_bus(on), clock) as bus:
+    async with connect(on.bus, clock) as bus:
         runs = Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), clock)
         await runs.command(TENANT, run.run_id, decide)
-
-
-def _bus(on: Stage) -> BusSettings:
-    access = on.perdure.credentials
-    assert access is not None
-    return BusSettings(access.url, access.user, access.password, None, allow_lazy_sync=True)
 
 
 def _folder(on: Stage) -> Path:

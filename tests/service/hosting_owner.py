@@ -48,6 +48,7 @@ from services.toolhost.app import serve as serve_toolhost
 from services.toolhost.settings import ToolhostSettings
 from services.verifier.app import serve as serve_verifier
 from services.verifier.settings import VerifierSettings
+from tests.fakes.waiting import eventually
 
 TENANT = "local"
 DEADLINE_S = 20.0
@@ -125,7 +126,7 @@ class Owner:
             entry = await self.entry(call)
             return entry.result if entry is not None and entry.state is JournalState.FINISHED else None
 
-        return await until(finished)
+        return await eventually(finished, "the call is finished")
 
     async def name_host(self, boot: str) -> None:
         """Append `workspace.attached` to the workspace's own log."""
@@ -230,22 +231,9 @@ async def host_of(bus: Bus, *, shared: bool, known: frozenset[str] = frozenset()
                 return catalog
         return None
 
-    return await until(found)
+    return await eventually(found, "a host in the catalog")
 
 
 async def declare_dead(bus: Bus, boot: str) -> None:
     """Write the death, as the scheduler does, over whatever the lease holds."""
     await bus.bucket("leases").put(replica_key(boot), death_of(boot), ttl_s=60)
-
-
-T = TypeVar("T")
-
-
-async def until(look: Callable[[], Coroutine[Any, Any, T | None]], timeout_s: float = DEADLINE_S) -> T:
-    """What `look` finds, once it finds something."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            found = await look()
-            if found:
-                return found
-            await asyncio.sleep(0.02)

@@ -7,7 +7,7 @@ decides when.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -33,6 +33,7 @@ from libs.contracts.values import RunError, Usage
 from services.scheduler.app import Scheduler
 from services.scheduler.settings import Timing
 from tests.fakes.bus import bus_settings
+from tests.fakes.waiting import eventually
 
 CLOCK = SystemClock()
 # Everything here takes milliseconds; the deadline is for a machine that does something else.
@@ -41,24 +42,6 @@ DEADLINE_S = 30.0
 QUICK = Timing(tick_s=0.1, claim_s=0.5, resend_s=0.5, sweep_s=0.3, lead_s=1.0)
 # A scheduler that does not sweep while a test looks: what happens then happens by wake-ups alone.
 NO_SWEEP = QUICK._replace(resend_s=600.0, sweep_s=600.0)
-
-
-async def until(fact: Callable[[], bool], what: str) -> None:
-    """Wait for a fact of this process."""
-
-    async def look() -> bool:
-        return fact()
-
-    await until_true(look, what)
-
-
-async def until_true(look: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for a fact that has to be asked for. Raises `TimeoutError` saying what never came true."""
-    deadline = CLOCK.monotonic() + DEADLINE_S
-    while not await look():
-        if CLOCK.monotonic() > deadline:
-            raise TimeoutError(f"this never came true: {what}")
-        await asyncio.sleep(0.01)
 
 
 class Deployment:
@@ -128,7 +111,7 @@ class Deployment:
         async def look() -> bool:
             return (await self.state(key)).status in statuses
 
-        await until_true(look, f"{key.log_id} is {' or '.join(statuses)}")
+        await eventually(look, f"{key.log_id} is {' or '.join(statuses)}")
         return await self.state(key)
 
     async def delete_stream(self, name: str) -> None:

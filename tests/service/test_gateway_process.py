@@ -25,6 +25,7 @@ from services.gateway.server import listen, serve_until
 from services.gateway.settings import GatewaySettings
 from services.gateway.stream import Reader, Wanted
 from tests.fakes.bus import bus_settings
+from tests.fakes.waiting import eventually
 from tests.service.gateway_served import (
     DEADLINE_S,
     Owner,
@@ -77,14 +78,15 @@ async def process(
 
 
 async def until_ready(served: Served) -> None:
-    async with asyncio.timeout(START_S), httpx.AsyncClient(base_url=served.url) as client:
-        while True:
+    async with httpx.AsyncClient(base_url=served.url) as client:
+
+        async def look() -> str:
             try:
-                if (await client.get("/api/health/ready")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.05)
+                return (await client.get("/api/health/ready")).text
+            except httpx.TransportError as error:
+                return repr(error)
+
+        await eventually(look, "the gateway is ready", fits=lambda seen: '"ready"' in seen)
 
 
 async def test_sigterm_ends_streams_cleanly_and_exits_with_zero(

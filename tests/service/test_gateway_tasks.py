@@ -17,6 +17,7 @@ from libs.chassis.clock import SystemClock
 from libs.contracts import events as e
 from libs.contracts.views import RunView, TaskView
 from tests.fakes.bus import bus_settings
+from tests.fakes.waiting import eventually
 from tests.service.gateway_served import (
     DEADLINE_S,
     Owner,
@@ -126,9 +127,10 @@ async def test_without_any_model_nothing_is_started_but_history_works(
 
 
 async def _until_seen(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not (await client.get("/api/health")).json()["services"]["executor"]:
-            await asyncio.sleep(0.05)
+    async def look() -> object:
+        return (await client.get("/api/health")).json()["services"]["executor"]
+
+    await eventually(look, "an executor is seen")
 
 
 async def test_limits_may_be_lowered_but_not_raised(bus: Bus, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from deploy.dev.launcher import Launcher
 from deploy.dev.mergedlog import MergedLog
 from libs.contracts.errors import ConfigurationError
 from tests.fakes.standin_up import standin_health, standin_plan, standin_program
+from tests.fakes.waiting import until
 
 _DEADLINE_S = 20.0
 _NOWHERE = "nats://127.0.0.1:1"
@@ -51,9 +52,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def until_gone(pids: list[int]) -> None:
-    async with asyncio.timeout(_DEADLINE_S):
-        while any(is_alive(pid) for pid in pids):
-            await asyncio.sleep(0.02)
+    await until(lambda: not any(is_alive(pid) for pid in pids), f"{pids} are gone")
 
 
 async def test_a_child_that_is_killed_is_started_again(tmp_path: Path) -> None:

@@ -13,17 +13,8 @@ from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
 from libs.contracts.run import RunStatus
 from libs.contracts.tasks import Timer
-from tests.service.scheduler_peers import (
-    CLOCK,
-    NO_SWEEP,
-    QUICK,
-    Deployment,
-    Executor,
-    executor,
-    scheduler,
-    until,
-    until_true,
-)
+from tests.fakes.waiting import eventually, until
+from tests.service.scheduler_peers import CLOCK, NO_SWEEP, QUICK, Deployment, Executor, executor, scheduler
 
 S = RunStatus
 # A scheduler that looks at no clock of its own: only a timer tells it that a time has come.
@@ -55,7 +46,7 @@ async def stands(place: Deployment, run: LogKey, count: int = 1) -> None:
         standing = await place.bus.timers.standing()
         return sum(run_id == run.log_id for run_id, _ in standing) == count
 
-    await until_true(look, f"{count} timers stand for {run.log_id}")
+    await eventually(look, f"{count} timers stand for {run.log_id}")
 
 
 async def test_a_run_that_nobody_answers_in_time_fails(place: Deployment) -> None:

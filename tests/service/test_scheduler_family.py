@@ -12,16 +12,8 @@ from libs.contracts import events as e
 from libs.contracts.ids import child_run_id, new_boot_id
 from libs.contracts.run import RunStatus
 from services.scheduler.family import LOST
-from tests.service.scheduler_peers import (
-    CLOCK,
-    NO_SWEEP,
-    Deployment,
-    Executor,
-    executor,
-    scheduler,
-    until,
-    until_true,
-)
+from tests.fakes.waiting import eventually, until
+from tests.service.scheduler_peers import CLOCK, NO_SWEEP, Deployment, Executor, executor, scheduler
 
 S = RunStatus
 
@@ -129,7 +121,7 @@ async def test_a_cancelled_parent_takes_its_descendants_with_it(place: Deploymen
         for run in (middle, grandchild):
             state = await place.until_status(run, S.CANCELLED)
             assert state.cancel_requested_by in (parent.log_id, middle.log_id)
-        await until_true(lambda: is_asked_to_end(place, owned), "the owner of the other child is asked")
+        await eventually(lambda: is_asked_to_end(place, owned), "the owner of the other child is asked")
         # Its owner lives and ends it by itself; nobody else does.
         assert (await place.state(owned)).status is S.RUNNING
 
@@ -223,7 +215,7 @@ async def until_results(place: Deployment, parent: LogKey, count: int) -> None:
     async def look() -> bool:
         return len((await place.state(parent)).child_results) == count
 
-    await until_true(look, f"{parent.log_id} has heard of {count} children")
+    await eventually(look, f"{parent.log_id} has heard of {count} children")
 
 
 async def is_asked_to_end(place: Deployment, run: LogKey) -> bool:

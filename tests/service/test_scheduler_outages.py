@@ -17,15 +17,8 @@ from libs.contracts.envelope import Event
 from libs.contracts.ids import new_boot_id
 from libs.contracts.run import TERMINAL, RunStatus
 from tests.fakes.bus import bus_settings
-from tests.service.scheduler_peers import (
-    CLOCK,
-    Deployment,
-    Executor,
-    executor,
-    scheduler,
-    until,
-    until_true,
-)
+from tests.fakes.waiting import eventually, until
+from tests.service.scheduler_peers import CLOCK, Deployment, Executor, executor, scheduler
 from tests.service.test_scheduler_takeover import is_dead
 
 HINTS = ("work", "tools", "timers", "KV_leases", "KV_checkpoints", "KV_catalog")
@@ -74,9 +67,9 @@ async def test_a_death_that_was_lost_with_its_bucket_is_written_again(place: Dep
     claim = e.RunClaimed(owner="gone", boot=boot, epoch=1, attempt=1)
     await place.command(run, e.RunStartRequested(by="test"), claim)
     async with scheduler(place):
-        await until_true(lambda: is_dead(place, boot), "its owner is written dead")
+        await eventually(lambda: is_dead(place, boot), "its owner is written dead")
         await place.delete_stream("KV_leases")
-        await until_true(lambda: is_dead(place, boot), "its owner is written dead again")
+        await eventually(lambda: is_dead(place, boot), "its owner is written dead again")
         # Whoever claims it now asks the bucket, not the scheduler.
         async with executor(place) as peer:
             await until(lambda: run.log_id in peer.held, "it is claimed")
@@ -110,7 +103,7 @@ async def test_a_log_that_does_not_fold_stops_nobody_else(place: Deployment) -> 
         run = await place.create()
         await until(lambda: run.log_id in peer.held, "the other is claimed")
         await peer.complete(run.log_id)
-        await until_true(lambda: is_dead(place, boot), "its owner is written dead, so it is read")
+        await eventually(lambda: is_dead(place, boot), "its owner is written dead, so it is read")
         after = await place.create()
         await until(lambda: after.log_id in peer.held, "and so is the next")
 

@@ -15,16 +15,8 @@ from libs.contracts import events as e
 from libs.contracts.errors import NotFound, RunDeleted
 from libs.contracts.subjects import checkpoint_key, journal_key
 from libs.contracts.tasks import Limits, TaskSpec
-from tests.service.scheduler_peers import (
-    CLOCK,
-    NO_SWEEP,
-    QUICK,
-    Deployment,
-    executor,
-    scheduler,
-    until,
-    until_true,
-)
+from tests.fakes.waiting import eventually, until
+from tests.service.scheduler_peers import CLOCK, NO_SWEEP, QUICK, Deployment, executor, scheduler
 
 KEYED = CreateRequest(
     "local", TaskSpec(goal="x"), "0", auto_start=False, by="test", source="test", cause=("key", "k1")
@@ -82,7 +74,7 @@ async def test_of_a_deleted_run_only_its_tombstone_remains(place: Deployment) ->
         await until(lambda: process.leads, "it leads")
         deleted, kept = await ended(place), await ended(place)
         await delete(place, deleted)
-        await until_true(lambda: is_purged(place, deleted), "it is purged")
+        await eventually(lambda: is_purged(place, deleted), "it is purged")
     assert len(await place.bus.log.read(kept)) == 7
     assert len(await journal_of(place, kept)) == 2
     assert (await place.state(kept)).cancel_requested_by == "test"
@@ -99,14 +91,14 @@ async def test_deletions_that_nobody_finished_are_finished_by_the_next_scheduler
     await place.bus.bucket("journal").remove(f"{runs[0].log_id}.")
     async with scheduler(place), scheduler(place):
         for run in runs:
-            await until_true(lambda run=run: is_purged(place, run), "it is purged")
+            await eventually(lambda run=run: is_purged(place, run), "it is purged")
 
 
 async def test_the_key_of_a_deleted_run_is_used_up_for_ninety_days(place: Deployment) -> None:
     async with scheduler(place):
         run = await ended(place, keyed=True)
         await delete(place, run)
-        await until_true(lambda: is_purged(place, run), "it is purged")
+        await eventually(lambda: is_purged(place, run), "it is purged")
     with pytest.raises(RunDeleted):
         await Creation(place.runs, CLOCK, shards=1, limits=Limits()).create(KEYED)
     stream = place.bus.subjects.log_stream(0)
@@ -121,7 +113,7 @@ async def test_a_writer_that_thaws_after_the_deletion_brings_nothing_back(place:
         run = await ended(place)
         frozen = await place.runs.load(*run)
         await delete(place, run)
-        await until_true(lambda: is_purged(place, run), "it is purged")
+        await eventually(lambda: is_purged(place, run), "it is purged")
         # Its checkpoint is an empty shell: nothing in the log proves it.
         await place.runs.checkpoint(frozen)
         assert await place.runs.find(*run) is None
@@ -133,14 +125,14 @@ async def test_what_a_frozen_host_and_owner_write_behind_a_deletion_goes(place: 
     frozen = await place.runs.load(*run)
     await delete(place, run)
     async with scheduler(place):
-        await until_true(lambda: is_purged(place, run), "it is purged")
+        await eventually(lambda: is_purged(place, run), "it is purged")
     await journal(place, run)
     await place.runs.checkpoint(frozen)
     async with scheduler(place, timing=QUICK._replace(journals_s=0.1)):
-        await until_true(lambda: is_purged(place, run), "it is purged again")
+        await eventually(lambda: is_purged(place, run), "it is purged again")
         # Nobody works on it any more: what is left behind now is a checkpoint alone.
         await place.runs.checkpoint(frozen)
-        await until_true(lambda: is_purged(place, run), "its checkpoint is gone")
+        await eventually(lambda: is_purged(place, run), "its checkpoint is gone")
     assert len(await journal_of(place, kept)) == 2
     assert await place.bus.bucket("checkpoints").get(checkpoint_key(kept.log_id)) is not None
 
@@ -154,10 +146,10 @@ async def test_the_journals_of_ended_runs_go_and_those_of_live_ones_stay(place: 
         for run in (live, unknown):
             await journal(place, run)
         for run in (over, unknown):
-            await until_true(lambda run=run: has_no_journal(place, run), "its journal is gone")
+            await eventually(lambda run=run: has_no_journal(place, run), "its journal is gone")
         assert len(await journal_of(place, live)) == 2
         await peer.complete(live.log_id)
-        await until_true(lambda: has_no_journal(place, live), "its journal is gone, too")
+        await eventually(lambda: has_no_journal(place, live), "its journal is gone, too")
 
 
 async def test_the_journal_of_a_run_that_ended_just_now_stays(place: Deployment) -> None:
@@ -166,7 +158,7 @@ async def test_the_journal_of_a_run_that_ended_just_now_stays(place: Deployment)
     # Journals are looked at in the order of their names; nobody ever heard of the last one.
     await journal(place, last)
     async with scheduler(place, timing=timing):
-        await until_true(lambda: has_no_journal(place, last), "all have been looked at")
+        await eventually(lambda: has_no_journal(place, last), "all have been looked at")
         assert len(await journal_of(place, over)) == 2
 
 

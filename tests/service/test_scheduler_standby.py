@@ -8,7 +8,8 @@ from deploy.dev.nats_server import NatsServer
 from libs.bus.ports import Bus
 from libs.contracts.run import RunStatus
 from libs.contracts.subjects import leader_key
-from tests.service.scheduler_peers import QUICK, Deployment, executor, scheduler, until
+from tests.fakes.waiting import until
+from tests.service.scheduler_peers import QUICK, Deployment, executor, scheduler
 
 
 @pytest.fixture

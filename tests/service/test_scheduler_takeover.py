@@ -15,7 +15,8 @@ from libs.contracts.ids import new_boot_id
 from libs.contracts.run import RunStatus
 from libs.contracts.subjects import catalog_key, replica_key
 from libs.contracts.tools import ControlReply
-from tests.service.scheduler_peers import CLOCK, Deployment, executor, scheduler, until, until_true
+from tests.fakes.waiting import eventually, until
+from tests.service.scheduler_peers import CLOCK, Deployment, executor, scheduler
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ async def test_what_the_bus_kept_for_a_dead_tool_host_is_removed(place: Deployme
         return info["state"]["messages"] == 0 and await catalog.get(catalog_key(boot)) is None
 
     async with scheduler(place):
-        await until_true(cleared, "neither calls nor a catalog are left")
+        await eventually(cleared, "neither calls nor a catalog are left")
         assert await is_dead(place, boot)
 
 
@@ -133,7 +134,7 @@ async def test_a_tool_host_that_died_while_nobody_looked_is_cleared_too(place: D
         return await catalog.get(catalog_key(boot)) is None
 
     async with scheduler(place):
-        await until_true(cleared, "no catalog is left")
+        await eventually(cleared, "no catalog is left")
 
 
 async def test_leases_that_vanish_with_their_bucket_take_nothing_from_the_living(place: Deployment) -> None:
@@ -148,7 +149,7 @@ async def test_leases_that_vanish_with_their_bucket_take_nothing_from_the_living
             # The leader, the scheduler and the executor.
             return "state" in info and info["state"].get("num_subjects", 0) >= 3
 
-        await until_true(restored, "all of them hold a lease again")
+        await eventually(restored, "all of them hold a lease again")
         later = await place.create()
         await until(lambda: process.leads and later.log_id in peer.held, "a new run is claimed")
         assert (peer.tickets_of(run), (await place.state(run)).epoch) == (1, 1)

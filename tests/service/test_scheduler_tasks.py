@@ -13,7 +13,8 @@ from libs.bus.consumer import REASON
 from libs.bus.ports import Bus, LogKey
 from libs.contracts.ids import derived_run_id
 from libs.contracts.run import RunState, RunStatus
-from tests.service.scheduler_peers import DEADLINE_S, Deployment, executor, scheduler, until_true
+from tests.fakes.waiting import eventually
+from tests.service.scheduler_peers import DEADLINE_S, Deployment, executor, scheduler
 
 TASK = {"goal": "Water the plants.", "priority": "high", "metadata": {"room": "7"}}
 
@@ -56,7 +57,7 @@ async def found(place: Deployment, tenant: str, run_id: str) -> RunState:
         states.extend([folded.state] if folded is not None else [])
         return bool(states)
 
-    await until_true(look, f"{run_id} is in the log")
+    await eventually(look, f"{run_id} is in the log")
     return states[-1]
 
 
@@ -73,7 +74,7 @@ async def rejections(client: Client, place: Deployment, tenant: str, count: int)
             reasons.append(answer.headers[REASON])
         return len(reasons) >= count
 
-    await until_true(look, f"{count} tasks of {tenant} are rejected")
+    await eventually(look, f"{count} tasks of {tenant} are rejected")
     return reasons
 
 

@@ -12,16 +12,8 @@ from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
 from libs.contracts.run import RunStatus
 from libs.contracts.values import Usage
-from tests.service.scheduler_peers import (
-    CLOCK,
-    NO_SWEEP,
-    QUICK,
-    Deployment,
-    executor,
-    scheduler,
-    until,
-    until_true,
-)
+from tests.fakes.waiting import eventually, until
+from tests.service.scheduler_peers import CLOCK, NO_SWEEP, QUICK, Deployment, executor, scheduler
 
 
 @pytest.fixture
@@ -180,4 +172,4 @@ async def test_the_work_stream_may_be_deleted_under_load(place: Deployment) -> N
         async def all_claimed() -> bool:
             return peer.held.keys() >= {run.log_id for run in [*first, *rest, last]}
 
-        await until_true(all_claimed, "every run is claimed although its ticket may have been deleted")
+        await eventually(all_claimed, "every run is claimed although its ticket may have been deleted")

@@ -22,7 +22,8 @@ from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.processes import marked
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import place_of, undo_folder
-from tests.service.hosting_owner import Owner, declare_dead, host_of, owned_run, toolhost, until
+from tests.fakes.waiting import eventually
+from tests.service.hosting_owner import Owner, declare_dead, host_of, owned_run, toolhost
 
 SLEEPER = json.dumps(["bash", "-c", "sleep 1000 & sleep 1000"])
 
@@ -174,7 +175,7 @@ async def test_a_second_host_takes_a_workspace_over_once_the_first_is_dead(
         async def it_runs() -> bool:
             return len(marked(marker)) >= 3
 
-        await until(it_runs)
+        await eventually(it_runs, "it runs")
         await take_over(bus, owner, first, process, root, frozen=frozen)
         assert marked(marker) == []
         entry = await owner.entry(running)
@@ -214,7 +215,7 @@ async def test_a_drained_host_leaves_the_catalog_and_ends_its_calls(bus: Bus, tm
         async def started() -> bool:
             return await owner.entry(call) is not None
 
-        await until(started)
+        await eventually(started, "started")
     result = await owner.result(call)
     assert result.ok
     assert "finished" in result.output
@@ -235,7 +236,7 @@ async def test_a_host_that_reads_its_own_death_kills_its_tools_and_asks_to_be_st
         async def it_runs() -> bool:
             return len(marked(marker)) >= 3
 
-        await until(it_runs)
+        await eventually(it_runs, "it runs")
         await declare_dead(bus, host)
         async with asyncio.timeout(15):
             assert await process.wait() == 75

@@ -14,7 +14,8 @@ import pytest
 from libs.bus.ports import Bus
 from libs.contracts.tools import JournalState, Refusal, ToolNotice, ToolResult
 from services.toolhost.processes import marked
-from tests.service.hosting_owner import Owner, host_of, owned_run, toolhost, until
+from tests.fakes.waiting import eventually
+from tests.service.hosting_owner import Owner, host_of, owned_run, toolhost
 
 SLEEPERS = json.dumps(["bash", "-c", "echo $$ > pid; sleep 1000 & sleep 1000"])
 
@@ -245,7 +246,7 @@ async def test_cancel_kills_every_process_of_the_run(host: str, owner: Owner, tm
     async def both_sleep() -> bool:
         return (workspace_of(tmp_path) / "pid").exists() and len(marked(marker)) >= 3
 
-    await until(both_sleep)
+    await eventually(both_sleep, "both sleep")
     reply = await owner.cancel(host)
     assert reply.ended == 1
     assert marked(marker) == []
@@ -310,7 +311,7 @@ async def test_a_call_goes_on_when_its_run_is_taken_over(bus: Bus, tmp_path: Pat
         async def started() -> bool:
             return await owner.entry(call) is not None
 
-        await until(started)
+        await eventually(started, "started")
         await owner.claim("bsecond")
         (workspace_of(tmp_path) / "go").touch()
         assert "went on" in (await owner.result(call)).output
@@ -324,13 +325,13 @@ async def test_the_calls_of_a_run_that_is_over_are_ended_without_being_asked(hos
     async def all_sleep() -> bool:
         return len(marked(marker)) >= 3
 
-    await until(all_sleep)
+    await eventually(all_sleep, "all sleep")
     await owner.end()
 
     async def none_is_left() -> bool:
         return marked(marker) == []
 
-    await until(none_is_left)
+    await eventually(none_is_left, "none is left")
 
 
 async def test_a_key_that_was_written_by_this_boot_and_never_started_is_started(

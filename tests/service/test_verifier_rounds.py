@@ -22,7 +22,8 @@ from libs.contracts.checks import (
     VerifyArguments,
 )
 from libs.contracts.tools import VERIFY, Refusal, ToolCall, ToolResult
-from tests.service.hosting_owner import Owner, declare_dead, owned_run, toolhost, until, verifier
+from tests.fakes.waiting import eventually
+from tests.service.hosting_owner import Owner, declare_dead, owned_run, toolhost, verifier
 
 # The "test suite" of the project: its test file says what calc.txt must hold.
 TESTS = json.dumps(
@@ -212,7 +213,7 @@ async def test_a_cancelled_run_ends_its_round_and_what_the_round_runs(site: Site
     async def it_runs() -> bool:
         return await site.owner.entry(sub) is not None
 
-    await until(it_runs)
+    await eventually(it_runs, "it runs")
     await site.owner.cancel(site.host)
     ended = await site.owner.result(sub)
     assert ended.refused == Refusal.STOPPED

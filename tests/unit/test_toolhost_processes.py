@@ -13,7 +13,8 @@ from libs.chassis.clock import SystemClock
 from services.toolhost.errors import CommandNotStarted
 from services.toolhost.output import OutputRing, clip
 from services.toolhost.processes import Command, Processes, ProcessOutcome, kill_group, kill_marked, marked
-from tests.unit.toolhost_workspace import PATIENCE_S, asleep, eventually, processes
+from tests.fakes.waiting import until
+from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes
 
 
 def shell(folder: Path, script: str, **changes: object) -> Command:
@@ -72,7 +73,7 @@ async def test_the_polite_signal_lets_traps_run(tmp_path: Path) -> None:
     command = shell(tmp_path, "trap 'rm lock; exit 3' TERM; touch lock; sleep 1000", grace_s=PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(processes().run(command, stop=stop))
-        await eventually(lambda: asleep(command.call_id) == 1)
+        await until(lambda: asleep(command.call_id) == 1, "all of the call sleep")
         stop.set()
     assert (running.result().cancelled, running.result().exit_code) == (True, 3)
     assert os.listdir(tmp_path) == []
@@ -110,7 +111,7 @@ async def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
         running = group.create_task(
             processes().run(shell(tmp_path, "sleep 1000 & setsid sleep 1000 & sleep 1000"), stop=stop)
         )
-        await eventually(lambda: asleep(call) == 3)
+        await until(lambda: asleep(call) == 3, "all of the call sleep")
         stop.set()
     outcome = running.result()
     assert (outcome.cancelled, outcome.timed_out) == (True, False)
@@ -120,7 +121,7 @@ async def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
 async def test_cancelling_the_task_ends_the_whole_tree(tmp_path: Path) -> None:
     call = f"call-{tmp_path.name}"
     running = asyncio.create_task(run(tmp_path, "trap 'touch cleaned; exit' TERM; sleep 1000 & sleep 1000"))
-    await eventually(lambda: asleep(call) == 2)
+    await until(lambda: asleep(call) == 2, "all of the call sleep")
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -140,22 +141,22 @@ asyncio.run(Processes(clock=SystemClock(), inherited=os.environ, scratch=folder)
 """
     call = f"call-{tmp_path.name}"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", host, tmp_path, call)
-    await eventually(lambda: asleep(call) == 3)
+    await until(lambda: asleep(call) == 3, "all of the call sleep")
     process.kill()
     await process.wait()
-    await eventually(lambda: marked(call) == [])
+    await until(lambda: marked(call) == [], "nothing of the call is left")
 
 
 async def test_nothing_outlives_a_killed_launcher_and_its_host_knows(tmp_path: Path) -> None:
     call = f"call-{tmp_path.name}"
     running = asyncio.create_task(run(tmp_path, "setsid sleep 1000 & sleep 1000"))
-    await eventually(lambda: asleep(call) == 2)
+    await until(lambda: asleep(call) == 2, "all of the call sleep")
     leader = min(marked(call))
     launcher = int(Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(launcher, signal.SIGKILL)
     outcome = await running
     assert (outcome.exit_code, outcome.signal, outcome.timed_out) == (None, None, False)
-    await eventually(lambda: marked(call) == [])
+    await until(lambda: marked(call) == [], "nothing of the call is left")
 
 
 async def test_the_process_group_is_told_before_the_command_starts(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ async def test_a_recorded_group_is_killed_only_if_it_is_still_the_same(tmp_path:
         told.append((group, start))
 
     running = asyncio.create_task(processes().run(shell(tmp_path, "sleep 1000"), on_started=note))
-    await eventually(lambda: bool(marked(f"call-{tmp_path.name}")))
+    await until(lambda: bool(marked(f"call-{tmp_path.name}")), "the call runs")
     group, start = told[0]
     assert not kill_group(group, start + 1)
     assert not kill_group(group, 0)

@@ -12,7 +12,8 @@ from libs.contracts.errors import ConfigurationError
 from services.toolhost.processes import Command, ProcessOutcome, marked
 from services.toolhost.sandbox import Sandbox, SandboxMode, choose
 from services.toolhost.sandbox.none import NoSandbox
-from tests.unit.toolhost_workspace import PATIENCE_S, asleep, eventually, processes
+from tests.fakes.waiting import until
+from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ async def test_the_polite_signal_lets_traps_run_inside(sandbox: Sandbox, work: P
         running = group.create_task(
             run(sandbox, work, "trap 'rm lock; exit 3' TERM; touch lock; sleep 1000", stop=stop)
         )
-        await eventually(lambda: asleep(f"call-{work.parent.name}") == 1)
+        await until(lambda: asleep(f"call-{work.parent.name}") == 1, "all of the call sleep")
         stop.set()
     assert (running.result().cancelled, running.result().exit_code) == (True, 3)
     assert os.listdir(work) == []

@@ -1,8 +1,6 @@
 """A workspace for tests: a real folder with a guard, a hidden repository, and a context for calls."""
 
-import asyncio
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,10 +48,3 @@ def asleep(call_id: str) -> int:
         with suppress(OSError):
             count += Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
     return count
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Returns once it holds; fails the test when it does not come true."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
