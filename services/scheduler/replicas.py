@@ -17,6 +17,8 @@ from services.scheduler.rows import Rows
 
 # Nothing that these hold needs anybody's death: no tools, no workspaces. An executor's death matters to its runs.
 HARMLESS = frozenset({"gateway", "scheduler", "executor"})
+# Tickets on their way to one executor: twice what it claims at once, a second's work of a slow one.
+PROMISED_MAX = 64
 
 _log = get_logger("replicas")
 
@@ -80,13 +82,15 @@ class Replicas:
         return [boot for boot, replica in self._alive.items() if replica.service not in HARMLESS]
 
     def free(self) -> int:
-        """Slots for tickets: of the executors that live and have a model, without those taken or promised."""
+        """Slots for tickets: of the executors that live and have a model, without those taken or promised; never more
+        at once than they take soon, so that a ticket that waits is a lost one, and the urgent run the next one."""
         executors = {
             boot: replica.slots
             for boot, replica in self._alive.items()
             if replica.service == "executor" and replica.model_configured
         }
-        return sum(executors.values()) - self._rows.occupied(executors.keys())
+        left = sum(executors.values()) - self._rows.occupied(executors.keys())
+        return min(left, PROMISED_MAX * len(executors) - self._rows.promised)
 
     def _told(self, key: str, value: bytes) -> None:
         try:

@@ -148,6 +148,11 @@ class Rows:
         owned = sum(len(self._owned.get(boot, ())) for boot in (*boots, UNREAD))
         return owned + len(self._outstanding)
 
+    @property
+    def promised(self) -> int:
+        """Tickets that went out and count until they are claimed."""
+        return len(self._outstanding)
+
     def owners(self) -> set[str]:
         """The boots that own runs and are not written dead."""
         return set(self._owned) - {UNREAD}

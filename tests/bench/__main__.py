@@ -29,6 +29,7 @@ from tests.bench.appends import appends
 from tests.bench.deployment import Deployment, deployment
 from tests.bench.figures import Row, publishes, table
 from tests.bench.fleet import fleet_rows
+from tests.bench.held import held_rows
 from tests.bench.processes import rss_mb
 from tests.bench.single import iterations, starts, stream
 from tests.bench.takeover import takeover_rows
@@ -45,6 +46,7 @@ class Sizes(NamedTuple):
     streamed: int
     fleets: tuple[tuple[int, int], ...]
     losses: int
+    held: int
 
 
 FULL = Sizes(
@@ -54,6 +56,7 @@ FULL = Sizes(
     streamed=300,
     fleets=((1, 50), (64, 20), (256, 10)),
     losses=5,
+    held=2_000,
 )
 QUICK = Sizes(
     append_rounds=150,
@@ -62,9 +65,10 @@ QUICK = Sizes(
     streamed=100,
     fleets=((1, 30), (64, 8), (256, 3)),
     losses=1,
+    held=200,
 )
 # A bench that is not through by then hangs.
-_WATCHDOG_S = 900.0
+_WATCHDOG_S = 1200.0
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +85,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description="What Perdure costs.")
-    parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
+    parser.add_argument("--quick", action="store_true", help="less of everything, two to three minutes")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="where figures are kept")
     options = parser.parse_args()
     out: Path = options.out
@@ -130,6 +134,8 @@ async def _measured(sizes: Sizes, folder: Path, log: MergedLog, *, quick: bool) 
     rows += _memory(rss)
     _say("losses")
     rows += await takeover_rows(folder / "losses", sizes.losses)
+    _say(f"{sizes.held} runs held")
+    rows += await held_rows(folder / "held", sizes.held)
     _say("")
     machine = {"cpus": float(cpu_count() or 0), "python": platform.python_version(), "load_before": before}
     _show(rows, cpu_ms, rss, written.publish_ms, machine)

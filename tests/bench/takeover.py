@@ -15,7 +15,7 @@ import msgspec
 
 from deploy.dev.plan import twice
 from libs.bus.checkpoints import Checkpoints
-from libs.bus.connection import BusSettings, connect
+from libs.bus.connection import connect
 from libs.bus.ports import Bus, LogKey
 from libs.bus.runs import Runs
 from libs.chassis.clock import SystemClock
@@ -24,8 +24,9 @@ from libs.contracts.envelope import Record, decode_events
 from libs.contracts.errors import InternalError
 from tests.bench.appends import PREFIX, claimed
 from tests.bench.figures import Row, spread
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, says, stage
+from tests.e2e.stage import Stage, call, calls, says, stage
 from tests.fakes.cluster import Deployment, three_nodes
+from tests.fakes.waiting import PATIENCE_S
 
 TENANT = "local"
 # The default lease, and what a take-over may cost beyond it.
@@ -47,7 +48,7 @@ async def takeover_rows(folder: Path, tries: int) -> list[Row]:
     """Everything, in a deployment of two of each and in a cluster of three servers."""
     folder.mkdir()
     rows = list[Row]()
-    async with stage(folder, SCRIPT, services=twice()) as on, connect(_bus(on), SystemClock()) as bus:
+    async with stage(folder, SCRIPT, services=twice()) as on, connect(on.bus, SystemClock()) as bus:
         losses = Losses(on, bus, tries)
         rows += [
             await losses.row("executor killed → the other goes on", TAKEOVER_S, losses.executor_killed),
@@ -234,9 +235,3 @@ def _row(name: str, target_s: float, times: list[float]) -> Row:
 def _child(replica: str) -> str:
     """What the launcher calls the process with this replica id."""
     return replica.removesuffix("-1")
-
-
-def _bus(on: Stage) -> BusSettings:
-    access = on.perdure.credentials
-    assert access is not None
-    return BusSettings(access.url, access.user, access.password, None)

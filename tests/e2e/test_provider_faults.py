@@ -19,7 +19,8 @@ import pytest
 from libs.contracts.views import EventView, RunView
 from services.executor.endpoint.completion import Patience
 from services.executor.endpoint.talk import PARKS_MAX, WAIT_SCALE
-from tests.e2e.stage import PATIENCE_S, Script, Stage, call, calls, eventually, says, stage
+from tests.e2e.stage import Script, Stage, call, calls, eventually, says, stage
+from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.wire import DONE, chunk, data, fin, usage
 
 ATTEMPTS = 1 + len(Patience().waits_s)

@@ -16,8 +16,8 @@ import openai
 from services.executor.egress.request import Post
 from services.executor.endpoint.faults import Refused, Unreachable
 
-# More than there are slots, so that a run never waits for another one's connection.
-CONNECTIONS_MAX = 1_000
+# As many as there may be slots, so that a run never waits for another one's connection.
+CONNECTIONS_MAX = 10_000
 KEPT_ALIVE_MAX = 100
 # Shorter than the usual idle limit of servers and proxies (60 s), long enough for most tools between two turns.
 KEPT_ALIVE_S = 30.0
