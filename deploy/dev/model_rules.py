@@ -11,6 +11,11 @@ from itertools import pairwise
 import msgspec
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+# What one provider can write at most.
+OUTPUT_TOKENS_MAX = 16_384
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +26,16 @@ class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
 class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     function: CalledFunction = CalledFunction()
+    extra_content: dict[str, object] | None = None
+
+
+class OfferedFunction(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    parameters: dict[str, object] = {}
+
+
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
+    function: OfferedFunction = OfferedFunction()
 
 
 class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +60,14 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     stream: bool = False
     stream_options: dict[str, object] | None = None
+    tools: list[OfferedTool] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+    @property
+    def calls(self) -> list[CalledTool]:
+        """All calls in the history."""
+        return [call for message in self.messages for call in message.tool_calls or ()]
 
 
 def broken_rule(request: SentRequest, rules: frozenset[str]) -> str | None:
@@ -110,6 +133,40 @@ def _names(request: SentRequest) -> str | None:
     return None
 
 
+def _offered(request: SentRequest) -> str | None:
+    names = [tool.function.name for tool in request.tools or ()]
+    if request.tools == []:
+        return "[] is too short - 'tools'"
+    if len(set(names)) < len(names):
+        return "tools: Tool names must be unique."
+    for index, tool in enumerate(request.tools or ()):
+        if _NAME.fullmatch(tool.function.name) is None:
+            return (
+                f"Invalid 'tools[{index}].function.name': string does not match pattern '^[a-zA-Z0-9_-]+$'."
+            )
+        if tool.function.parameters.get("type") != "object":
+            return f"tools[{index}].function.parameters: schema must be of type object."
+    if request.calls and not request.tools:
+        return "The tools= param is required when messages contain tool calls."
+    return None
+
+
+def _ids(request: SentRequest) -> str | None:
+    for call in request.calls:
+        if _ID.fullmatch(call.id) is None:
+            return f"Invalid tool call id {call.id!r}: at most 40 of a-z, A-Z, 0-9, _ and -."
+    return None
+
+
+def _roles(request: SentRequest) -> str | None:
+    for index, message in enumerate(request.messages):
+        if message.role not in ("system", "user", "assistant", "tool"):
+            return f"messages.[{index}].role: {message.role!r} is not one of ['system', 'assistant', 'user', 'tool']."
+        if message.role == "system" and index > 0:
+            return "System message must be at the beginning."
+    return None
+
+
 def _alternation(request: SentRequest) -> str | None:
     roles = [message.role for message in request.messages if message.role not in ("system", "tool")]
     for before, after in pairwise(roles):
@@ -138,14 +195,90 @@ def _reasoning_refused(request: SentRequest) -> str | None:
     return None
 
 
+def _no_max_tokens(request: SentRequest) -> str | None:
+    if request.max_tokens is None:
+        return None
+    return "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+
+
+def _no_max_completion_tokens(request: SentRequest) -> str | None:
+    if request.max_completion_tokens is None:
+        return None
+    return "Unrecognized request argument supplied: max_completion_tokens"
+
+
+def _small_output(request: SentRequest) -> str | None:
+    wanted = request.max_tokens or request.max_completion_tokens or 0
+    if wanted <= OUTPUT_TOKENS_MAX:
+        return None
+    return f"max_tokens is too large: {wanted}. This model supports at most {OUTPUT_TOKENS_MAX} completion tokens."
+
+
+def _no_system(request: SentRequest) -> str | None:
+    return "System role not supported" if request.messages[0].role == "system" else None
+
+
+def _no_null_content(request: SentRequest) -> str | None:
+    for index, message in enumerate(request.messages):
+        if message.content is None:
+            return f"messages.{index}.content: none is not an allowed value: a valid string is required."
+    return None
+
+
+def _plain_names(request: SentRequest) -> str | None:
+    for index, tool in enumerate(request.tools or ()):
+        if _PLAIN_NAME.fullmatch(tool.function.name) is None:
+            return f"tools[{index}].function.name: invalid, must be at most 32 small letters, digits or underscores."
+    return None
+
+
+def _short_ids(request: SentRequest) -> str | None:
+    for call in request.calls:
+        if _SHORT_ID.fullmatch(call.id) is None:
+            return f"Tool call id was {call.id} but must be a-z, A-Z, 0-9, with a length of 9."
+    return None
+
+
+def _no_user_after_tool(request: SentRequest) -> str | None:
+    for before, after in pairwise(request.messages):
+        if (before.role, after.role) == ("tool", "user"):
+            return "Unexpected role 'user' after role 'tool'"
+    return None
+
+
+def _signed_calls(request: SentRequest) -> str | None:
+    if all(call.extra_content for call in request.calls):
+        return None
+    return "Function call is missing a thought_signature in functionCall parts."
+
+
+def _no_extra_content(request: SentRequest) -> str | None:
+    return "Unknown name extra_content" if any(call.extra_content for call in request.calls) else None
+
+
 RULES: dict[str, Callable[[SentRequest], str | None]] = {
     "content": _content,
     "pairing": _pairing,
     "arguments": _arguments,
     "names": _names,
     "alternation": _alternation,
+    "offered": _offered,
+    "ids": _ids,
+    "roles": _roles,
     "no_stream_options": _no_stream_options,
     "reasoning_required": _reasoning_required,
     "reasoning_refused": _reasoning_refused,
+    "no_max_tokens": _no_max_tokens,
+    "no_max_completion_tokens": _no_max_completion_tokens,
+    "small_output": _small_output,
+    "no_system": _no_system,
+    "no_null_content": _no_null_content,
+    "plain_names": _plain_names,
+    "short_ids": _short_ids,
+    "no_user_after_tool": _no_user_after_tool,
+    "signed_calls": _signed_calls,
+    "no_extra_content": _no_extra_content,
 }
-ALWAYS = frozenset({"content", "pairing", "arguments", "names", "alternation"})
+ALWAYS = frozenset({"content", "pairing", "arguments", "names", "alternation", "offered", "ids", "roles"})
+# Habits of single providers; some contradict each other.
+HABITS = RULES.keys() - ALWAYS

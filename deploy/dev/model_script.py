@@ -23,6 +23,7 @@ messages in the request (or what our call ids say, when older turns were left ou
     status, headers, body   an HTTP error instead (body: any JSON, or a string sent as it is)
     raw                 a list of strings sent as they are instead of rendered chunks, each in its own write;
                         `base64` does the same for bytes
+    wire                the whole response instead, status line and headers included: base64, each in its own write
     end                 complete (default) | eof (connection closed without the end of the body) | reset (TCP RST)
                         | hang (nothing more comes, the connection stays open)
 """
@@ -55,14 +56,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     body: object = None
     raw: list[str] | None = None
     base64: list[str] | None = None
+    wire: list[str] | None = None
     end: Literal["complete", "eof", "reset", "hang"] = "complete"
     attempts: list["Answer"] = []
     repeat: int = 1
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`rules` are what is refused here beside the script's own."""
+
     turns: list[Answer]
     marker: str = ""
+    rules: list[str] = []
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,13 +21,14 @@ of the machine's monotonic clock), `GET /requests/N` the body of one of the last
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import re
 import socket
 import struct
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import cast
 
@@ -99,7 +100,8 @@ class ModelServer:
             at=at, conversation=conversation, turn=turn, attempt=1, model=request.model, bytes=len(body)
         )
         self._remember(asked, body, headers)
-        if (message := broken_rule(request, self.rules)) is not None:
+        habits = () if conversation is None else self.script.conversations[conversation].rules
+        if (message := broken_rule(request, self.rules.union(habits))) is not None:
             return asked, _refusal(message), request
         answer = None if conversation is None else self.script.turn(conversation, turn)
         if conversation is None or answer is None:
@@ -237,6 +239,9 @@ class _Connection(asyncio.Protocol):
         asked, answer, request = self._server.answer(body, self._headers)
         asked.status = answer.status
         delay_s = self._server.script.latency_s + answer.delay_s
+        if answer.wire is not None:
+            self._run(self._write_wire(answer, answer.wire, delay_s), asked)
+            return
         streamed = answer.status == 200 and (request is None or request.stream or answer.raw is not None)
         if delay_s == answer.chunk_delay_s == 0 and answer.end == "complete":
             if streamed and answer.raw is None and answer.base64 is None:
@@ -246,7 +251,10 @@ class _Connection(asyncio.Protocol):
             if not streamed:
                 self._reply_to(answer, len(body))
                 return
-        running = asyncio.get_running_loop().create_task(self._tell(answer, len(body), delay_s, streamed))
+        self._run(self._tell(answer, len(body), delay_s, streamed), asked)
+
+    def _run(self, telling: Coroutine[None, None, None], asked: Asked) -> None:
+        running = asyncio.get_running_loop().create_task(telling)
         self._running = (running, asked)
         running.add_done_callback(self._told)
 
@@ -266,9 +274,22 @@ class _Connection(asyncio.Protocol):
                 return
         elif answer.status == 200:
             await self._stream(answer, request_bytes)
+        if answer.end == "complete":
+            self._write(b"0\r\n\r\n")
+        await self._end(answer)
+
+    async def _write_wire(self, answer: Answer, pieces: list[str], delay_s: float) -> None:
+        """A response that is scripted to the byte."""
+        await asyncio.sleep(delay_s)
+        for piece in pieces:
+            self._write(base64.b64decode(piece))
+            await asyncio.sleep(answer.chunk_delay_s)
+        await self._end(answer)
+
+    async def _end(self, answer: Answer) -> None:
         match answer.end:
             case "complete":
-                self._write(b"0\r\n\r\n")
+                pass
             case "eof":
                 self._close()
             case "reset":

@@ -20,6 +20,7 @@ from services.executor.endpoint.completion import Model, ModelSettings, Patience
 from services.executor.endpoint.prices import Prices
 from services.executor.ingress.turn import Delta
 from tests.fakes.clock import QuickClock
+from tests.fakes.transcripts import TOOLS
 
 KEY = "key-of-this-test"
 DEADLINE_S = 10.0
@@ -119,7 +120,7 @@ def asked(**changes: object) -> ModelRequest:
     def render(_: Profile) -> list[bytes]:
         return [b'{"role":"user","content":"Hello."}']
 
-    request = ModelRequest(iteration=1, render=render, estimated_tokens=7, tools=b"[]")
+    request = ModelRequest(iteration=1, render=render, estimated_tokens=7, tools=TOOLS)
     return msgspec.structs.replace(request, **changes)
 
 

@@ -11,12 +11,15 @@ from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall
+from services.executor.egress.body import body
 from services.executor.egress.history import History, messages
 from services.executor.egress.profile import Profile
+from services.executor.egress.request import ModelRequest
 from tests.fakes.histories import created
 
 SYSTEM = "You are an agent."
 PLAIN = Profile()
+TOOLS = b'[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}]'
 
 
 def run(*items: Item, limits: Limits | None = None, **changes: object) -> RunState:
@@ -43,8 +46,11 @@ def user(text: str) -> UserItem:
 
 
 def sent(state: RunState, profile: Profile = PLAIN) -> SentRequest:
-    body = b'{"messages":[' + b",".join(History(SYSTEM).outbound(state, profile).fragments) + b"]}"
-    return msgspec.json.decode(body, type=SentRequest)
+    def render(dialect: Profile) -> list[bytes]:
+        return History(SYSTEM).outbound(state, dialect).fragments
+
+    request = ModelRequest(iteration=1, render=render, estimated_tokens=7, tools=TOOLS)
+    return msgspec.json.decode(body("m", request, profile), type=SentRequest)
 
 
 def shape(state: RunState) -> list[tuple[str, str]]:

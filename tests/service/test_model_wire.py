@@ -3,6 +3,7 @@
 import asyncio
 
 import httpx
+import msgspec
 import pytest
 
 from deploy.dev.model_script import Answer, ScriptedCall
@@ -10,6 +11,7 @@ from services.executor.egress.request import ModelFailure
 from services.executor.endpoint.completion import Patience
 from services.executor.ingress.turn import Delta
 from tests.fakes.model import asked, ignore, sent, talking, until_aborted
+from tests.fakes.transcripts import TOOLS
 from tests.fakes.wire import DONE, chunk, fin, usage
 from tests.fakes.wire_cases import STREAMS, Wire
 from tests.fakes.wire_oddities import ODDITIES
@@ -124,7 +126,7 @@ async def test_the_request_is_what_the_wire_wants() -> None:
                 "model": "first",
                 "stream": True,
                 "messages": [{"role": "user", "content": "Hello."}],
-                "tools": [],
+                "tools": msgspec.json.decode(TOOLS),
                 "stream_options": {"include_usage": True},
                 "max_tokens": 5,
             }

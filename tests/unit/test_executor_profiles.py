@@ -16,7 +16,7 @@ from services.executor.ingress.names import wire_name
 from services.executor.settings import ExecutorSettings
 from tests.fakes.histories import created
 
-TOOLS = b'[{"function":{"name":"read_file","parameters":{}},"type":"function"}]'
+TOOLS = b'[{"function":{"name":"read_file","parameters":{"type":"object"}},"type":"function"}]'
 LONG = "mcp_" + "server.with.dots_" * 6
 
 
@@ -43,6 +43,8 @@ def taught(profile: Profile, words: str, status: int = 400) -> Profile | None:
         ("This model does not support system messages", {}, {"system_role": False}),
         ("messages.1.content: none is not an allowed value, a valid string is required", {}, {"null_content": False}),
         ("Invalid 'tools[0].function.name': string does not match pattern", {}, {"plain_names": True}),
+        ("Tool call id was call_1_0 but must be a-z, A-Z, 0-9, with a length of 9.", {}, {"long_ids": False}),
+        ("Unexpected role 'user' after role 'tool'", {}, {"user_after_tool": False}),
         ("The tool name 'search' is reserved", {}, {"plain_names": True}),
     ],
 )  # fmt: skip

@@ -3,6 +3,8 @@
 Invariant: pure; a dialect changes how things are said, never what: no text is lost, no message becomes empty.
 """
 
+import base64
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -52,10 +54,22 @@ def in_dialect(messages: list[Message], profile: Profile) -> list[Message]:
         messages = _as_texts(messages)
     if not profile.system_role:
         messages = _without_system(messages)
-    return [_written(one, profile) if isinstance(one, AssistantMessage) else one for one in messages]
+    if not profile.user_after_tool:
+        messages = _with_last_result(messages)
+    return [_written(one, profile) for one in messages]
 
 
-def _written(turn: AssistantMessage, profile: Profile) -> AssistantMessage:
+def _written(message: Message, profile: Profile) -> Message:
+    match message:
+        case AssistantMessage():
+            return _turn(message, profile)
+        case ToolMessage() if not profile.long_ids:
+            return ToolMessage(tool_call_id=_short(message.tool_call_id), content=message.content)
+        case _:
+            return message
+
+
+def _turn(turn: AssistantMessage, profile: Profile) -> AssistantMessage:
     content, thought = turn.content, turn.reasoning_content
     if content is None and not profile.null_content:
         content = ""
@@ -73,10 +87,12 @@ def _written(turn: AssistantMessage, profile: Profile) -> AssistantMessage:
 def _call(call: Call, profile: Profile) -> Call:
     name = wire_name(call.function.name, profile.aliases, plain=profile.plain_names)
     extra = call.extra_content if profile.extra_content else msgspec.UNSET
-    if name == call.function.name and extra is call.extra_content:
+    if name == call.function.name and extra is call.extra_content and profile.long_ids:
         return call
     return Call(
-        id=call.id, function=Function(name=name, arguments=call.function.arguments), extra_content=extra
+        id=call.id if profile.long_ids else _short(call.id),
+        function=Function(name=name, arguments=call.function.arguments),
+        extra_content=extra,
     )
 
 
@@ -106,6 +122,22 @@ def _say(found: list[Message], text: str) -> None:
     if found and isinstance(found[-1], UserMessage):
         text = f"{found.pop().content}\n\n{text}"
     found.append(UserMessage(content=text))
+
+
+def _with_last_result(messages: list[Message]) -> list[Message]:
+    """What a user says behind results stands in the last of them."""
+    match messages:
+        case [*before, ToolMessage() as result, UserMessage(content=said)]:
+            text = f"{result.content}\n\n[Message of the user]\n{said}"
+            return [*before, ToolMessage(tool_call_id=result.tool_call_id, content=text)]
+        case _:
+            return messages
+
+
+def _short(ident: str) -> str:
+    """Nine letters and digits for an id of ours."""
+    digest = hashlib.blake2s(ident.encode(), digest_size=8).digest()
+    return base64.b32encode(digest).decode().lower()[:9]
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

@@ -27,7 +27,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `output_key` ("": under none). `tools`: tools are offered; without, former calls are told as text. `text_calls`:
     calls that it writes into its text are carried out. `aliases`: what it is told that a tool is called; `plain_names`:
     all names are made of small letters. `extra_content`: what it hung on a call goes back. `system_role`: it knows
-    system messages. `null_content`: a turn of calls may have no content. `body`: more fields of the request.
+    system messages. `null_content`: a turn of calls may have no content. `long_ids`: ids of calls may
+    have more than nine letters and digits. `user_after_tool`: a user may speak after results. `body`: more fields of the request.
     """
 
     include_usage: bool = True
@@ -42,6 +43,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     extra_content: bool = True
     system_role: bool = True
     null_content: bool = True
+    long_ids: bool = True
+    user_after_tool: bool = True
     body: dict[str, object] = {}
 
     def __post_init__(self) -> None:
@@ -101,6 +104,8 @@ _NO_NULL = re.compile(
     r"content\b.{0,80}\b(?:null|none|nil|valid string|must be a string|required|missing)|null.{0,40}content",
     re.DOTALL,
 )
+_NO_LONG_ID = re.compile(r"tool[ _]call[ _]?id.{0,80}\b(?:length|9)\b", re.DOTALL)
+_NO_USER = re.compile(r"role\W+user\W+after\W+(?:role\W+)?tool")
 _NAME = re.compile(r"(?:function|tool)s?\b[\w\[\].' ]{0,30}name", re.DOTALL)
 _REFUSED_NAME = re.compile(r"invalid|pattern|match|length|long|character|reserved|must")
 
@@ -148,6 +153,14 @@ def _null(profile: Profile, said: str) -> _Changes:
     return {"null_content": False} if profile.null_content and _NO_NULL.search(said) else None
 
 
+def _ids(profile: Profile, said: str) -> _Changes:
+    return {"long_ids": False} if profile.long_ids and _NO_LONG_ID.search(said) else None
+
+
+def _user_after_tool(profile: Profile, said: str) -> _Changes:
+    return {"user_after_tool": False} if profile.user_after_tool and _NO_USER.search(said) else None
+
+
 def _names(profile: Profile, said: str) -> _Changes:
     refused = not profile.plain_names and _NAME.search(said) and _REFUSED_NAME.search(said)
     return {"plain_names": True} if refused else None
@@ -162,5 +175,7 @@ _LESSONS = {
     "body": _body,
     "system": _system,
     "content": _null,
+    "ids": _ids,
+    "turns": _user_after_tool,
     "names": _names,
 }
