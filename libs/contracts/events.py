@@ -53,7 +53,7 @@ class RunClaimed(EventBody, frozen=True, kw_only=True):
 
 
 class RunReleased(EventBody, frozen=True, kw_only=True):
-    """The owner let go. `waiting_for` says what a suspended run waits for."""
+    """The owner let go. `waiting_for`: what a suspended run waits for; `silent_host`: one that lives and never answered."""
 
     type = "run.released"
     life = True
@@ -61,6 +61,7 @@ class RunReleased(EventBody, frozen=True, kw_only=True):
     waiting_for: Literal["input", "child", "reconciliation", "resume"] | None = None
     retry_at: str | None = None
     message: str | None = None
+    silent_host: str | None = None
 
 
 class RunCancelRequested(EventBody, frozen=True, kw_only=True):

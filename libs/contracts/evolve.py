@@ -128,7 +128,12 @@ def _released(state: RunState, event: Event) -> RunState:
                 claims_without_progress=max(0, state.claims_without_progress - 1),
             )
         case "failure":
-            return _replace(state, status=RunStatus.RETRYING, retry_at=body.retry_at)
+            state = _replace(state, status=RunStatus.RETRYING, retry_at=body.retry_at)
+            if body.silent_host is None:
+                return state
+            # The fault is the host's, not the run's: it is no reason to carry the run alone.
+            fruitless = max(0, state.claims_without_progress - 1)
+            return _replace(state, claims_without_progress=fruitless, silences=state.silences + 1)
         case "suspended":
             waiting = _STATUS_OF_WAIT[body.waiting_for or "resume"]
             return _replace(

@@ -64,6 +64,7 @@ def model_completed(state: RunState, event: Event) -> RunState:
         model_failures=0,
         model_failure=None,
         claims_without_progress=0,
+        silences=0,
         transcript=(*state.transcript, turn),
         calls=(),
         answered=frozenset(),
@@ -169,6 +170,7 @@ def tool_completed(state: RunState, event: Event) -> RunState:
     return _replace(
         state,
         claims_without_progress=0,
+        silences=0,
         transcript=(*state.transcript, item),
         calls=tuple(call for call in state.calls if call.call_id != body.call_id),
         answered=state.answered | {body.call_id},
@@ -212,7 +214,7 @@ def workspace_attached(state: RunState, event: Event) -> RunState:
         if found.problem is None:
             # The model has seen the file: should it change, that is said like of any other.
             files = {**files, found.path: found.sha256}
-    return _replace(state, attachment=attachment, inbox=inbox, files=files, project=project)
+    return _replace(state, attachment=attachment, inbox=inbox, files=files, project=project, silences=0)
 
 
 def unchanged(state: RunState, _: Event) -> RunState:
@@ -245,6 +247,7 @@ def verification_completed(state: RunState, event: Event) -> RunState:
         state,
         status=RunStatus.RUNNING,
         claims_without_progress=0,
+        silences=0,
         verification_pending=None,
         verification=verdict,
         transcript=transcript,

@@ -224,6 +224,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     owner: Owner | None = None
     owned_ms: int = 0
     claims_without_progress: int = 0
+    # Owners in a row that let go because the workspace's host lives and does not answer.
+    silences: int = 0
     retry_at: str | None = None
     waiting_since: int | None = None
 

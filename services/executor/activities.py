@@ -31,14 +31,14 @@ from services.executor.decision.decide import (
     Summarise,
     Verify,
 )
-from services.executor.decision.waits import again
+from services.executor.decision.waits import again, silent
 from services.executor.endpoint.talk import Conversing, Talking, Tell
-from services.executor.tools.calls import CallOutcome, Calls, HostGone
+from services.executor.tools.calls import CallOutcome, Calls, HostGone, HostSilent
 from services.executor.tools.children import spawn
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.recovery import NextAttempt, Uncertain
 from services.executor.tools.runtime import offered_to
-from services.executor.tools.workspace import AttachFailed, AttachRefused, Workspaces
+from services.executor.tools.workspace import AttachFailed, AttachRefused, AttachUnanswered, Workspaces
 
 # Beyond the checks' own time: snapshot, checkouts, the way there and back.
 VERIFY_OVERHEAD_S = 120.0
@@ -153,6 +153,9 @@ class Activities:
         attached = await self._bench.workspaces.attach(state)
         if isinstance(attached, AttachRefused):
             return Lost(f"the workspace was not attached: {attached.reason}")
+        if isinstance(attached, AttachUnanswered):
+            self._log.warning("workspace.host_silent", host=attached.host, times=state.silences + 1)
+            return [silent(state, attached.host, self._bench.clock.now())]
         if isinstance(attached, AttachFailed):
             error = RunError(error_code="WORKSPACE_ERROR", message=attached.message)
             return [e.RunFailed(error=error, usage=state.usage)]
@@ -212,6 +215,9 @@ class Activities:
                 return Lost(f"{call.name} was refused: {refused}")
             case ToolResult():
                 return [_completed(call, outcome)]
+            case HostSilent():
+                told = f"{call.name} failed: its host lives and does not answer; try something else"
+                return [e.ToolCompleted(call_id=call.call_id, ok=False, output=told, duration_ms=0)]
             case HostGone(reason):
                 self._log.warning("call.host_gone", call_id=call.call_id, reason=reason)
                 self._attached = False

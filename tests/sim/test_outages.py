@@ -13,15 +13,19 @@ from libs.bus.checkpoints import Checkpoints
 from libs.bus.fence import EpochFence
 from libs.bus.journal import Journal
 from libs.bus.liveness import Registration, register
-from libs.bus.ports import ACK, Delivery
+from libs.bus.ports import ACK, Delivery, Message
 from libs.bus.runs import Runs
 from libs.bus.twin.server import TwinBus
 from libs.chassis.effects import JOURNAL_PATIENCE_S, Effect, Effects, Prepared
 from libs.chassis.execution import Executions
 from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
+from libs.contracts.subjects import catalog_key
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import HostCatalog, JournalState, Semantics, ToolCall, ToolResult
+from services.executor.tools.calls import SILENCES_MAX, Calls
+from services.executor.tools.hosts import Hosts
+from services.executor.tools.workspace import ATTACH_TIMEOUT_S, AttachUnanswered, Workspaces
 from tests.sim.clock import SimClock
 from tests.sim.virtual import Weather, told
 
@@ -59,15 +63,50 @@ def test_an_effect_whose_result_was_lost_in_an_outage_does_not_happen_again_when
     told(story, at_most_s=3 * JOURNAL_PATIENCE_S)
 
 
+def test_a_living_host_that_does_not_answer_is_left_alone_after_a_few_questions() -> None:
+    asked: list[bytes] = []
+
+    async def never(message: Message) -> bytes:
+        asked.append(message.body)
+        return await asyncio.get_running_loop().create_future()
+
+    async def story(bus: TwinBus, clock: SimClock, weather: Weather) -> None:
+        del weather
+        await _call(bus, clock)
+        state = (await _runs(bus, clock).load("local", RUN)).state
+        hosts = Hosts(bus)
+        mine = Registration("executor", "executor-1", 1, model_configured=True, ttl_s=3.0, info={})
+        its = Registration("toolhost", "toolhost-1", 1, model_configured=False, ttl_s=3.0, info={})
+        async with (
+            register(bus, clock, its, on_death=lambda: None) as host,
+            register(bus, clock, mine, on_death=lambda: None) as liveness,
+            bus.wire.respond(bus.subjects.call_host(host.boot), never),
+            asyncio.TaskGroup() as group,
+        ):
+            catalog = HostCatalog(boot=host.boot, replica="toolhost-1", host="h", tools=[], workspaces=True)
+            await bus.bucket("catalog").put(catalog_key(host.boot), msgspec.json.encode(catalog))
+            watching = group.create_task(hosts.watch())
+            calls = Calls(bus, clock, liveness, hosts)
+            found = await Workspaces(bus, clock, liveness, hosts, calls, shards=1).attach(state)
+            watching.cancel()
+            assert found == AttachUnanswered(host.boot)
+
+    told(story, at_most_s=SILENCES_MAX * 2 * ATTACH_TIMEOUT_S)
+    assert len(asked) == SILENCES_MAX
+
+
+def _runs(bus: TwinBus, clock: SimClock) -> Runs:
+    return Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), clock)
+
+
 async def _call(bus: TwinBus, clock: SimClock) -> ToolCall:
     """A call of a run that somebody owns."""
-    runs = Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), clock)
     task = TaskSpec(goal="test")
     created = e.RunCreated(
         tenant="local", task_id="task_1", task=task, limits=Limits(), workspace="w", body_hash="0"
     )
     claimed = e.RunClaimed(owner="executor-1", boot="bexecutor", epoch=1, attempt=1)
-    await runs.create("local", RUN, [created, e.RunStartRequested(by="test"), claimed])
+    await _runs(bus, clock).create("local", RUN, [created, e.RunStartRequested(by="test"), claimed])
     return ToolCall(
         tenant="local",
         run_id=RUN,

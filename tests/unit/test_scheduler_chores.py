@@ -128,7 +128,7 @@ def test_a_child_has_the_id_that_its_parents_call_gives_it() -> None:
         (
             (e.RunFailed(error=RunError(error_code="STUCK", message="in circles"), usage=Usage()),),
             "FAILED",
-            "in circles",
+            "STUCK: in circles",
         ),
         (CANCEL, "CANCELLED", "it was cancelled by x"),
         ((e.RunCancelled(by="x", usage=Usage()),), "CANCELLED", "it was cancelled by somebody"),

@@ -3,14 +3,34 @@
 Invariant: a run suspends only when none of its calls is running, and what it waits for is the last event it records.
 """
 
+from datetime import datetime, timedelta
+
 import msgspec
 
 from libs.contracts import events as e
+from libs.contracts.clock import rfc3339
 from libs.contracts.run import CallState, Reconciled, RunState
-from libs.contracts.values import ModelToolCall
+from libs.contracts.values import ModelToolCall, RunError
 from libs.policy.approval import approval_hash
 from services.executor.decision.calls import answer_to, completed
 from services.executor.tools.runtime import ASK_USER
+
+# A living host that does not answer is mostly busy or about to be declared dead: the run waits for that elsewhere, each
+# time twice as long, a quarter of an hour in all. A host that is silent for longer has a defect that a person must see.
+SILENCE_PAUSE_S = 30.0
+SILENCES_MAX = 5
+
+
+def silent(state: RunState, host: str, now: datetime) -> e.LogEvent:
+    """What becomes of a run whose workspace is held by a living host that does not answer: it waits, a few times."""
+    told = f"host {host}, which holds the workspace, lives and does not answer"
+    if state.silences >= SILENCES_MAX:
+        message = (
+            f"{told}, {state.silences + 1} times in a row; look at its log, end it and start the task again"
+        )
+        return e.RunFailed(error=RunError(error_code="WORKSPACE_ERROR", message=message), usage=state.usage)
+    retry_at = rfc3339(now + timedelta(seconds=SILENCE_PAUSE_S * 2**state.silences))
+    return e.RunReleased(reason="failure", retry_at=retry_at, silent_host=host, message=told)
 
 
 def suspend(state: RunState, open_calls: list[ModelToolCall]) -> list[e.LogEvent]:

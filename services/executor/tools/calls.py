@@ -38,7 +38,7 @@ from services.executor.tools.recovery import (
 # A message whose key does not appear is sent again (to a host: after a look at who hosts the workspace now): the queue
 # may have been deleted, or the host refused it.
 RESEND_S = 10.0
-# A living host that says nothing this often has a defect; the model is told instead of waiting for ever.
+# A living host that says nothing this often has a defect or too much to do; nobody waits for it for ever.
 SILENCES_MAX = 3
 # Pauses between copies for a shared tool that nobody serves grow up to this.
 RESEND_MAX_S = 120.0
@@ -56,7 +56,13 @@ class HostGone(NamedTuple):
     reason: str
 
 
-CallOutcome = ToolResult | HostGone | NextAttempt | Uncertain
+class HostSilent(NamedTuple):
+    """The host lives and did not answer, however often it was asked."""
+
+    host: str
+
+
+CallOutcome = ToolResult | HostGone | HostSilent | NextAttempt | Uncertain
 
 
 class Calls:
@@ -97,10 +103,7 @@ class Calls:
                 return HostGone("it died before it answered")
             result = self._results.decode(reply)
             return HostGone(result.refused) if result.refused in _ASK_AGAIN else result
-        told = f"its host lives and did not answer {SILENCES_MAX} times; try something else"
-        return ToolResult(
-            call_id=call.call_id, attempt=call.attempt, ok=False, output=f"{call.name} failed: {told}"
-        )
+        return HostSilent(boot)
 
     async def effect(self, call: ToolCall, boot: str | None, *, fresh: bool) -> CallOutcome:
         """A journaled call: to the host `boot`, or to whoever takes it (`None`: a shared tool).

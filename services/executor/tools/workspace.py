@@ -17,7 +17,7 @@ from libs.contracts.ids import workspace_id
 from libs.contracts.run import RunState
 from libs.contracts.tools import WORKSPACE_ATTACH, Refusal, Semantics, ToolCall, ToolResult
 from libs.contracts.values import ProjectInstructions
-from services.executor.tools.calls import Calls
+from services.executor.tools.calls import Calls, HostSilent
 from services.executor.tools.hosts import Hosts
 
 # Making a baseline of a large project takes its time; a host that needs longer is asked again.
@@ -39,6 +39,12 @@ class AttachFailed(NamedTuple):
     message: str
 
 
+class AttachUnanswered(NamedTuple):
+    """The host lives and does not answer; later it may, or somebody else may hold the workspace."""
+
+    host: str
+
+
 class AttachRefused(NamedTuple):
     """The host says that the run is not this owner's any more."""
 
@@ -55,7 +61,7 @@ class Workspaces:
         self._hosts, self._calls, self._shards = hosts, calls, shards
         self._logger = get_logger("workspace")
 
-    async def attach(self, state: RunState) -> Attached | AttachFailed | AttachRefused:
+    async def attach(self, state: RunState) -> Attached | AttachFailed | AttachUnanswered | AttachRefused:
         """Find or name the host of the run's workspace and have it prepare it; waits until there is one."""
         identifier = workspace_id(self._shards, state.tenant, state.workspace)
         told = ""
@@ -70,6 +76,8 @@ class Workspaces:
                         return AttachFailed(result.output)
                     case ToolResult(refused=(Refusal.STALE_EPOCH | Refusal.RUN_NOT_LIVE) as refused):
                         return AttachRefused(refused)
+                    case HostSilent(host):
+                        return AttachUnanswered(host)
                     case _:
                         pass
                 if named.host != told:
