@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from deploy.dev import demo_repair
 from libs.bus.connection import connect
-from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Message
 from libs.chassis.clock import SystemClock
-from libs.contracts.subjects import replica_key
 from tests.e2e.stage import Stage, call, calls, says, stage
 from tests.fakes.waiting import PATIENCE_S, eventually
 
@@ -86,31 +82,6 @@ async def test_a_run_whose_executor_and_toolhost_are_killed_ends_as_if_nothing_h
     events = await on.events(run_id)
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     assert sum(event.type.startswith("run.completed") for event in events) == 1
-
-
-async def test_a_frozen_executor_is_replaced_and_writes_nothing_when_it_thaws(on: Stage) -> None:
-    run_id = await _repair(on, "frozen")
-    await on.event(run_id, "tool.requested")
-    boot = str((await on.event(run_id, "run.claimed")).payload["boot"])
-    on.perdure.kill("executor", signal.SIGSTOP)
-    try:
-        # The only executor is frozen: nobody takes over, and nothing may be lost meanwhile.
-        await _written_dead(on, boot)
-    finally:
-        on.perdure.kill("executor", signal.SIGCONT)
-    run = await on.ended(run_id)
-    assert run.status == "COMPLETED", run.error
-
-
-async def _written_dead(on: Stage, boot: str) -> None:
-    """Until the scheduler has written the death of the frozen process."""
-    async with connect(on.bus, SystemClock()) as bus:
-
-        async def dead() -> bool:
-            entry = await bus.bucket("leases").get(replica_key(boot))
-            return entry is not None and msgspec.json.decode(entry.value, type=LeaseValue).dead
-
-        await eventually(dead, f"the death of {boot}")
 
 
 async def test_a_published_task_runs_like_a_posted_one_and_a_malformed_one_is_rejected_with_its_reason(
