@@ -21,7 +21,8 @@ from deploy.dev.model_server import Asked
 from libs.contracts.clock import parse_rfc3339
 from libs.contracts.views import EventView
 from tests.bench.processes import rss_mb
-from tests.e2e.stage import PATIENCE_S, Stage, call, calls, says, stage
+from tests.e2e.stage import Stage, call, calls, says, stage
+from tests.fakes.waiting import PATIENCE_S
 
 LONG = int(os.environ.get("LONG_RUN", "40"))
 # Lines that a turn of the long run reads, of 84 characters: 400 turns read 2 MB.
