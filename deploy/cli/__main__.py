@@ -99,6 +99,10 @@ _RUN_CODES = (
     "Ctrl-C cancels the run; when the command ends in another way (SIGTERM, a closed pipe), the run goes on, and "
     "`perdure runs tail RUN` follows it."
 )
+_EXPORT = (
+    "--wire needs executors that ran with PERDURE_RECORD_WIRE=true. Credentials are masked, the run's own content is "
+    "there: read a recording before you pass it on. `python -m deploy.dev.model_server --replay FILE` answers like it."
+)
 _TAIL_CODES = (
     "exit codes: those of `perdure run` (0 completed, 1 failed, 2 usage, 3 a person is needed, 130 cancelled, 141 "
     "nobody reads the output), 0 when the run is paused. Ending this command never ends the run."
@@ -187,12 +191,17 @@ def _runs(runs: argparse.ArgumentParser) -> None:
     tail.add_argument(
         "--after", type=int, metavar="SEQUENCE", help="start behind this sequence (from the beginning)"
     )
+    export = actions.add_parser(
+        "export", help="a run as JSON lines: its events, or its traffic with the model", epilog=_EXPORT
+    )
+    export.add_argument("--wire", action="store_true", help="what went over the wire instead of the events")
+    export.add_argument("-o", "--output", metavar="FILE", help="into this file instead of standard output")
     others = [actions.add_parser(name, help=told) for name, told in _PLAIN_COMMANDS.items()]
     reply = actions.add_parser("reply", help="answer the question that a run waits on")
     approve = actions.add_parser("approve", help="approve or reject the call that a run waits to make")
     reconcile = actions.add_parser("reconcile", help="say what became of a call whose outcome nobody knows")
     message = actions.add_parser("message", help="steer a run: the text reaches the model with its next turn")
-    of_one_run = (show, events, questions, tail, *others, reply, approve, reconcile, message)
+    of_one_run = (show, events, questions, tail, export, *others, reply, approve, reconcile, message)
     for command in of_one_run:
         command.add_argument("run_id", metavar="RUN")
     reply.add_argument("answer", metavar="ANSWER")

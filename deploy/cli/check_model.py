@@ -11,12 +11,15 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
+
 from deploy.cli.model_probe import CHECKS, Finding, Probe
 from deploy.cli.outcome import Exit, refused
 from deploy.cli.terminal import Screen, printable
 from libs.chassis.clock import SystemClock
 from libs.chassis.settings import read_environment
 from libs.contracts.errors import ConfigurationError
+from services.executor.egress.profile import profile_of
 from services.executor.endpoint.completion import ModelSettings, Patience, open_model
 from services.executor.settings import ExecutorSettings
 
@@ -71,7 +74,15 @@ async def examined(
         return
     assert settings.api_key is not None
     key = settings.api_key.get_secret_value()
-    endpoint = ModelSettings(api_key=key, base_url=settings.base_url, model=model, idle_timeout_s=timeout_s)
+    # What the operator says of the endpoint holds here too, but a call in a text is none, whatever a run makes of it.
+    profile = profile_of(settings.model_profiles, model)
+    endpoint = ModelSettings(
+        api_key=key,
+        base_url=settings.base_url,
+        model=model,
+        idle_timeout_s=timeout_s,
+        profiles={model: msgspec.structs.replace(profile, text_calls=False)},
+    )
     # One try each: who examines wants to see the first fault, and how to mend it.
     async with open_model(endpoint, SystemClock(), {}, Patience(waits_s=())) as opened:
         probe = Probe(opened, model_id=model, url=public(url), timeout_s=timeout_s)

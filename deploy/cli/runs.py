@@ -8,6 +8,7 @@ import asyncio
 
 from deploy.cli.asking import approval_lines, reconciliation_lines
 from deploy.cli.eventlines import show_checks, show_event, whole
+from deploy.cli.export import export
 from deploy.cli.gateway import connected
 from deploy.cli.outcome import Exit, failed, of_status, refused
 from deploy.cli.terminal import Screen, Tone, one_line, printable
@@ -53,6 +54,8 @@ async def carry_out(client: PerdureClient, args: argparse.Namespace) -> Exit:
                 await _events(client, screen, args)
             case "questions":
                 _questions(screen, await client.questions(args.run_id), as_json=args.json)
+            case "export":
+                return await export(client, screen, args)
             case "tail":
                 return await _tail(client, screen, args)
             case "delete":

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
+_OUR_CALL = re.compile(r"call_(\d{1,9})_\d+")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
@@ -68,6 +69,18 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
     def calls(self) -> list[CalledTool]:
         """All calls in the history."""
         return [call for message in self.messages for call in message.tool_calls or ()]
+
+
+def turn_of(request: SentRequest) -> int:
+    """How many turns came before: counted, or read from our call ids when the older ones were left out."""
+    turns = 0
+    for message in request.messages:
+        if message.role == "assistant":
+            turns += 1
+            for call in message.tool_calls or ():
+                if (match := _OUR_CALL.fullmatch(call.id)) is not None:
+                    turns = max(turns, int(match[1]))
+    return turns
 
 
 def broken_rule(request: SentRequest, rules: frozenset[str]) -> str | None:

@@ -1,6 +1,7 @@
 """A scripted model behind the real OpenAI wire, for the demo, the bench and the tests.
 
     python -m deploy.dev.model_server --script FILE [--port 0]      prints `ready http://127.0.0.1:PORT/v1`
+    python -m deploy.dev.model_server --replay FILE [--port 0]      answers like a recording (`wire_replay.py`)
 
 Invariant: it costs next to nothing (it is the floor of the bench) and remembers what it was asked.
 
@@ -37,8 +38,9 @@ import msgspec
 import uvloop
 
 from deploy.dev import model_script as script_of
-from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule
+from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule, turn_of
 from deploy.dev.model_script import Answer, Script, load_script
+from deploy.dev.wire_replay import replayed
 
 # A request is a history for one context window; one that is larger is a defect worth seeing.
 BODY_BYTES_MAX = 64 * 1024 * 1024
@@ -46,7 +48,6 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 REQUESTS_MAX = 200_000
 BODIES_MAX = 512
 
-_OUR_CALL = re.compile(r"call_(\d{1,9})_\d+")
 _REASONS = {200: b"OK", 204: b"No Content", 400: b"Bad Request", 404: b"Not Found", 429: b"Too Many Requests"}
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -135,18 +136,6 @@ class ModelServer:
         self.bodies.append(body)
         self.headers.append(headers)
         return asked
-
-
-def turn_of(request: SentRequest) -> int:
-    """How many turns came before: counted, or read from our call ids when the older ones were left out."""
-    turns = 0
-    for message in request.messages:
-        if message.role == "assistant":
-            turns += 1
-            for call in message.tool_calls or ():
-                if (match := _OUR_CALL.fullmatch(call.id)) is not None:
-                    turns = max(turns, int(match[1]))
-    return turns
 
 
 def chunk(data: bytes) -> bytes:
@@ -360,8 +349,8 @@ async def serve(server: ModelServer, port: int = 0) -> AsyncGenerator[str]:
             connection.abort()
 
 
-async def _main(script: Path, port: int) -> None:
-    async with serve(ModelServer(load_script(script.read_bytes())), port) as url:
+async def _main(script: Script, port: int) -> None:
+    async with serve(ModelServer(script), port) as url:
         print(f"ready {url}", flush=True)
         await asyncio.Event().wait()
 
@@ -369,11 +358,21 @@ async def _main(script: Path, port: int) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="A scripted model behind the OpenAI wire.")
-    parser.add_argument("--script", type=Path, required=True, help="the script, JSON")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--script", type=Path, help="the script, JSON")
+    source.add_argument("--replay", type=Path, help="a recording, of `perdure runs export --wire`")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     options = parser.parse_args()
+    try:
+        script = (
+            load_script(options.script.read_bytes())
+            if options.script is not None
+            else replayed(options.replay.read_bytes())
+        )
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_main(options.script, options.port))
+        uvloop.run(_main(script, options.port))
 
 
 if __name__ == "__main__":

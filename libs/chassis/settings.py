@@ -36,6 +36,7 @@ KNOWN_NAMES = frozenset(
         "PERDURE_FALLBACK_MODELS",
         "PERDURE_MODEL_PRICES",
         "PERDURE_MODEL_PROFILES",
+        "PERDURE_RECORD_WIRE",
         "PERDURE_HOST",
         "PERDURE_PORT",
         "PERDURE_URL",

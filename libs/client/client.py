@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from libs.client.problems import GatewayUnreachable, problem
 from libs.client.sse import EventParser
 from libs.contracts.errors import ConfigurationError, InternalError, PerdureError, Unavailable
+from libs.contracts.exchange import WireView
 from libs.contracts.http import Approval, Reconciliation, Reply, SteeringMessage, TaskCreate, read_body
 from libs.contracts.run import TERMINAL
 from libs.contracts.views import (
@@ -154,6 +155,10 @@ class PerdureClient:
     async def event(self, run_id: str, sequence: int) -> EventView:
         """One event with its whole payload, however long."""
         return await self._get(f"/api/runs/{_part(run_id)}/events/{sequence}", EventView)
+
+    async def wire(self, run_id: str, sequence: int) -> WireView:
+        """The recording of the model call that an event ended."""
+        return await self._get(f"/api/runs/{_part(run_id)}/wire/{sequence}", WireView)
 
     async def dead_letters(
         self, *, kind: str | None = None, limit: int | None = None, cursor: str | None = None

@@ -11,7 +11,7 @@ import msgspec
 from libs.contracts.checks import Check, CheckResult, Verdict, Verification
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
-from libs.contracts.values import ModelToolCall, ProjectInstructions, RunError, Usage
+from libs.contracts.values import ModelToolCall, ProjectInstructions, RunError, Usage, WireRecording
 
 
 class EventBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +160,7 @@ class ModelCompleted(EventBody, frozen=True, kw_only=True):
     reasoning: str = ""
     model: str = ""
     attempt: int = 1
+    wire: WireRecording | None = None
 
 
 class ModelFailed(EventBody, frozen=True, kw_only=True):
@@ -174,6 +175,7 @@ class ModelFailed(EventBody, frozen=True, kw_only=True):
     retry_at: str | None = None
     usage: Usage = Usage()
     final: bool = True
+    wire: WireRecording | None = None
 
 
 class ContextCompacted(EventBody, frozen=True, kw_only=True):

@@ -69,6 +69,7 @@ def model_completed(state: RunState, event: Event) -> RunState:
         calls=(),
         answered=frozenset(),
         usage=state.usage.plus(body.usage),
+        recorded_bytes=_recorded(state, body),
         token_ratio=_learned_ratio(state, body.usage),
     )
 
@@ -92,8 +93,13 @@ def model_failed(state: RunState, event: Event) -> RunState:
         model_failures=state.model_failures + 1,
         model_failure=failure,
         usage=state.usage.plus(body.usage),
+        recorded_bytes=_recorded(state, body),
         refused_tokens=_refused_tokens(state, body),
     )
+
+
+def _recorded(state: RunState, body: e.ModelCompleted | e.ModelFailed) -> int:
+    return state.recorded_bytes + (body.wire.bytes if body.wire is not None else 0)
 
 
 def _refused_tokens(state: RunState, failed: e.ModelFailed) -> int | None:

@@ -258,6 +258,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     answered: frozenset[str] = frozenset()
     todos: tuple[Todo, ...] = ()
     usage: Usage = Usage()
+    # What recordings of its model calls take in all (`PERDURE_RECORD_WIRE`).
+    recorded_bytes: int = 0
 
     questions: tuple[Question, ...] = ()
     reconciliation: PendingReconciliation | None = None

@@ -76,3 +76,10 @@ class ProjectInstructions(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str = ""
     clipped: bool = False
     problem: str | None = None
+
+
+class WireRecording(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the recording of a model call is: the digest of its blob, and how large it is."""
+
+    blob: str
+    bytes: int

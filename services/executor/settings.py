@@ -33,8 +33,15 @@ class ExecutorSettings(ServiceSettings):
         default_factory=lambda: NO_PROFILES, alias="PERDURE_MODEL_PROFILES"
     )
     model_prices: Annotated[Path | None, Field(alias="PERDURE_MODEL_PRICES")] = None
+    record_wire: Annotated[bool, Field(alias="PERDURE_RECORD_WIRE")] = False
     # Slots: a run costs little while its model thinks, so one process holds many.
     slots: Annotated[int, Field(alias="MAX_CONCURRENT_RUNS_PER_REPLICA", ge=1, le=10_000)] = 64
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """All that this process knows and nobody else may: masked wherever something is kept."""
+        known = (self.api_key, self.nats_password)
+        return tuple(secret.get_secret_value().encode() for secret in known if secret is not None)
 
     @property
     def model_configured(self) -> bool:

@@ -59,7 +59,14 @@ class Gateway:
         keyring = Keyring(settings.keys, settings.operator_key)
         letters = DeadLettersApi(self._bus.dead_letters)
         tasks = TasksApi(creation=creation, runs=runs, rows=rows, roster=roster, shards=SHARDS)
-        reading = RunsApi(runs=runs, log=self._bus.log, rows=rows, watches=watches, shards=SHARDS)
+        reading = RunsApi(
+            runs=runs,
+            log=self._bus.log,
+            blobs=self._bus.store("blobs"),
+            rows=rows,
+            watches=watches,
+            shards=SHARDS,
+        )
         commands = CommandsApi(runs=runs, rows=rows, liveness=self._liveness, roster=roster, shards=SHARDS)
         identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
         health = HealthApi(bus=self._bus, liveness=self._liveness, roster=roster, identity=identity)
@@ -80,6 +87,7 @@ class Gateway:
             "list_questions": reading.questions,
             "list_events": reading.events,
             "show_event": reading.event,
+            "show_recording": reading.recording,
             "stream_run": StreamApi(watches, shards=SHARDS).stream,
         }
         handlers |= {"list_dead_letters": letters.find, "replay_dead_letter": letters.replay}

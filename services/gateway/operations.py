@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from libs.contracts import http, views
+from libs.contracts.exchange import WireView
 from libs.contracts.run import RunStatus
 from libs.projection.rows import LIMIT_DEFAULT, LIMIT_MAX
 from services.gateway.deadletters import LETTERS_LIMIT_DEFAULT, LETTERS_LIMIT_MAX
@@ -252,6 +253,18 @@ OPERATIONS: tuple[Operation, ...] = (
         "/api/runs/{run_id}/events/{sequence}",
         "One event with all of its text, however long.",
         views.EventView,
+        parameters=(
+            _RUN,
+            Parameter("sequence", "path", _integer(1), "The event's sequence.", required=True),
+        ),
+        failures=(404, 503),
+    ),
+    Operation(
+        "show_recording",
+        "GET",
+        "/api/runs/{run_id}/wire/{sequence}",
+        "What went over the wire in the model call that an event ended, where executors record it.",
+        WireView,
         parameters=(
             _RUN,
             Parameter("sequence", "path", _integer(1), "The event's sequence.", required=True),

@@ -7,10 +7,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from libs.bus.ports import Log, LogKey
+from libs.bus.history import blob_name
+from libs.bus.ports import Blobs, Log, LogKey
 from libs.bus.runs import Folded, Runs
 from libs.contracts.errors import InvalidCursor, NotFound
 from libs.contracts.run import RunStatus
+from libs.contracts.values import WireRecording
 from libs.contracts.views import (
     QuestionList,
     RunErrorView,
@@ -32,11 +34,22 @@ EVENTS_LIMIT_DEFAULT, EVENTS_LIMIT_MAX = 200, 1000
 EVENTS_BYTES_MAX = 4 * 1024 * 1024
 
 
+class _Payload(msgspec.Struct, frozen=True):
+    wire: WireRecording | None = None
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    sequence: int
+    payload: _Payload
+
+
 class RunsApi:
     """Everything that reads runs, but the stream."""
 
-    def __init__(self, *, runs: Runs, log: Log, rows: Projection, watches: Watches, shards: int) -> None:
-        self._runs, self._log, self._rows = runs, log, rows
+    def __init__(
+        self, *, runs: Runs, log: Log, blobs: Blobs, rows: Projection, watches: Watches, shards: int
+    ) -> None:
+        self._runs, self._log, self._blobs, self._rows = runs, log, blobs, rows
         self._watches, self._shards = watches, shards
 
     async def find(self, request: Request, tenant: str) -> Response:
@@ -78,6 +91,28 @@ class RunsApi:
         return Response(body, media_type="application/json")
 
     async def event(self, request: Request, tenant: str) -> Response:
+        return Response(await self._whole(request, tenant), media_type="application/json")
+
+    async def recording(self, request: Request, tenant: str) -> Response:
+        """What went over the wire in the model call that an event tells of."""
+        event = msgspec.json.decode(await self._whole(request, tenant), type=_Recorded)
+        wire, run_id = event.payload.wire, edge.run_id_of(request, self._shards)
+        data = await self._blobs.get(blob_name(tenant, wire.blob)) if wire is not None else None
+        if data is None:
+            raise NotFound(
+                f"event {event.sequence} of {run_id} has no recording of a model call; executors record with "
+                "PERDURE_RECORD_WIRE=true"
+            )
+        exchanges = b",".join(data.splitlines())
+        body = b'{"run_id":"%s","sequence":%d,"exchanges":[%s]}' % (
+            run_id.encode(),
+            event.sequence,
+            exchanges,
+        )
+        return Response(body, media_type="application/json")
+
+    async def _whole(self, request: Request, tenant: str) -> bytes:
+        """The event that the path names, with all of its text."""
         seen = await self._seen(request, tenant)
         text = str(request.path_params["sequence"])
         unknown = NotFound(f"run {seen.key.log_id} has no event {text[:20]!r}; it has 1 to {seen.last}")
@@ -92,7 +127,7 @@ class RunsApi:
             for record in records:
                 found = whole_event(record, sequence)
                 if found is not None:
-                    return Response(found, media_type="application/json")
+                    return found
             start = records[-1].header.stream_sequence
         raise unknown
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
-from tests.e2e.stage import Stage, call, calls, living, says, stage
+from deploy.dev.model_server import ModelServer, serve
+from deploy.dev.wire_replay import replayed
+from tests.e2e.stage import Script, Stage, call, calls, living, says, stage
+from tests.fakes.model import asked, connected, ignore, sent
 from tests.fakes.waiting import until
+from tests.fakes.wire_cases import STREAMS
 
 ESCAPES = ["../secret", "/etc/passwd", "a\0b", "link", "dangling", "linked/inside", "../work_b/b.txt"]
 
-SCRIPT = {
+# A stream that no standard allows, as somebody's server sends it.
+STRANGE = next(case for case in STREAMS if case.name == "two calls share an index and have no id")
+
+SCRIPT: Script = {
     "[echo]": [*(calls(call("echo", text=f"turn {n}")) for n in range(8)), says("I echoed eight times.")],
     "[slow]": [
         *(calls(call("echo", text=f"turn {n}"), text=["a", "b", "c"], chunk_delay_s=0.03) for n in range(8)),
@@ -28,6 +39,7 @@ SCRIPT = {
         says("Thank you."),
     ],
     "[agents]": [calls(call("ask_user", question="Go on?")), says("I did what was asked.")],
+    "[strange]": [{"base64": sent(STRANGE.stream, 5)}, says("I read them.")],
     "[wait]": [calls(call("ask_user", question="for ever?"))],
     "[escape]": [
         calls(*(call("read_file", path=path) for path in ESCAPES)),
@@ -41,7 +53,7 @@ SCRIPT = {
 
 @pytest.fixture(scope="module")
 async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    async with stage(tmp_path_factory.mktemp("run"), SCRIPT) as ready:
+    async with stage(tmp_path_factory.mktemp("run"), SCRIPT, {"PERDURE_RECORD_WIRE": "true"}) as ready:
         yield ready
 
 
@@ -175,6 +187,25 @@ async def test_the_projects_instructions_are_in_the_prompt_which_stays_the_same_
     assert "AGENTS.md" in changed
     kinds = [event.type for event in await on.events(run_id)]
     assert kinds.index("workspace.attached") < kinds.index("model.requested")
+
+
+async def test_a_strange_stream_of_a_run_is_exported_and_replayed_to_the_same_turn(
+    on: Stage, tmp_path: Path
+) -> None:
+    run_id = await on.submit("[strange]")
+    await on.ended(run_id)
+    file = tmp_path / "strange.jsonl"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deploy.cli", "runs", "export", run_id, "--wire", "-o", str(file)),
+        env={**os.environ, "PERDURE_URL": on.perdure.url},
+    )
+    assert await process.wait() == 0
+    async with serve(ModelServer(replayed(file.read_bytes()))) as url, connected(url) as model:
+        again = await model.complete(asked(), ignore)
+    recorded = (await on.event(run_id, "model.completed")).payload
+    assert msgspec.to_builtins(again.calls) == recorded["tool_calls"]
+    assert tuple((made.name, made.arguments) for made in again.calls) == STRANGE.calls
+    assert again.content == recorded["content"]
 
 
 async def test_of_twenty_concurrent_replies_one_wins_and_the_run_goes_on_with_it(on: Stage) -> None:

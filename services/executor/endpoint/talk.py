@@ -22,13 +22,21 @@ from services.executor.egress.context import Compact, Window, after, fit, scaled
 from services.executor.egress.history import History, Outbound
 from services.executor.egress.profile import Profile
 from services.executor.egress.prompt import system_prompt
-from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, OnRetry, unseen
+from services.executor.egress.request import (
+    ContextOverflow,
+    ModelFailure,
+    ModelRequest,
+    OnRetry,
+    unseen,
+    untapped,
+)
 from services.executor.egress.results import READ_FILE
 from services.executor.egress.toolset import toolset
 from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.completion import Model, ModelSettings, open_model
 from services.executor.endpoint.deltas import streaming
 from services.executor.endpoint.prices import load_prices
+from services.executor.endpoint.recording import Recorder
 from services.executor.endpoint.summary import summarised
 from services.executor.ingress.turn import Delta, ModelTurn
 from services.executor.settings import ExecutorSettings
@@ -71,15 +79,21 @@ class Talker:
     """The model as the runs of this process share it. Without one configured nothing ever asks."""
 
     def __init__(
-        self, model: Model | None, name: str, bus: Bus, clock: Clock, park_s: float = PARK_S
+        self,
+        model: Model | None,
+        name: str,
+        bus: Bus,
+        clock: Clock,
+        park_s: float = PARK_S,
+        recorder: Recorder | None = None,
     ) -> None:
         self._model, self._bus, self._clock = model, bus, clock
-        self._park_s = park_s
+        self._park_s, self._recorder = park_s, recorder
         self.model = name
 
     def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> "Talk":
         assert self._model is not None, "an executor without a model takes no tickets"
-        return Talk(self._model, self._bus, self._clock, state, specs, self._park_s)
+        return Talk(self._model, self._bus, self._clock, state, specs, self._park_s, self._recorder)
 
 
 @asynccontextmanager
@@ -101,7 +115,8 @@ async def open_talker(
     prices, scale = load_prices(settings.model_prices), settings.test_hooks.get(WAIT_SCALE)
     waiting = clock if scale is None else HurriedClock(float(scale))
     async with open_model(endpoint, waiting, prices, circuits=circuits) as model:
-        yield Talker(model, settings.model_id, bus, clock, PARK_S * float(scale or 1))
+        recorder = Recorder(bus.store("blobs"), clock, settings.secrets) if settings.record_wire else None
+        yield Talker(model, settings.model_id, bus, clock, PARK_S * float(scale or 1), recorder)
 
 
 class Talk:
@@ -115,9 +130,10 @@ class Talk:
         state: RunState,
         specs: Mapping[str, ToolSpec],
         park_s: float,
+        recorder: Recorder | None = None,
     ) -> None:
         self._model, self._bus, self._clock = model, bus, clock
-        self._park_s = park_s
+        self._park_s, self._recorder = park_s, recorder
         self._names = sorted(specs)
         self._project = state.project
         self._history = self._begun(state)
@@ -175,6 +191,7 @@ class Talk:
             # Made anew only for a model, or after a lesson, that wants it otherwise.
             return (outbound if profile == expected else self._history.outbound(asked, profile)).fragments
 
+        recording = self._recorder.begin(state) if self._recorder is not None else None
         request = ModelRequest(
             iteration=state.iteration,
             render=render,
@@ -185,6 +202,7 @@ class Talk:
             model=state.task.model,
             context_tokens=state.limits.context_tokens,
             on_retry=self._teller(state, tell),
+            tap=recording.tap if recording is not None else untapped,
         )
         began = self._clock.monotonic()
         subject = self._bus.subjects.live(state.tenant, state.run_id)
@@ -197,8 +215,10 @@ class Talk:
             try:
                 turn = await self._model.complete(request, show)
             except ModelFailure as failure:
-                return [self._failed(state, failure)]
-        return [self._completed(state, turn, int((self._clock.monotonic() - began) * 1000))]
+                failed = self._failed(state, failure)
+                return [failed if recording is None else await recording.noted(failed)]
+        completed = self._completed(state, turn, int((self._clock.monotonic() - began) * 1000))
+        return [completed if recording is None else await recording.noted(completed)]
 
     def _begun(self, state: RunState) -> History:
         prompt = system_prompt(

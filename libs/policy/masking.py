@@ -1,0 +1,55 @@
+"""Secrets in what is kept or shown: masked in place. PURE.
+
+Invariant: nothing changes its length, so whatever is cut into pieces can be cut in the same places afterwards, and JSON
+stays JSON. It masks the values it is given, and what has the shape of a secret; it cannot know every secret.
+"""
+
+import re
+from collections.abc import Collection
+
+# Shorter values would mask ordinary text.
+SECRET_BYTES_MIN = 8
+
+_SHAPES = re.compile(
+    rb"(?i:\bbearer)\s+(?P<bearer>[\w.~+/=-]{16,})"
+    rb"|\bsk-[\w-]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{30,}|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}"
+    rb"|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{35}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*"
+    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<key>.{1,20000}?)-----END"
+    rb"|://[^\s:/@\"']{1,64}:(?P<login>[^\s/@\"']{3,256})@"
+    rb"|(?i:api[_-]?key|passw(?:or)?d|client[_-]?secret|secret[_-]?key|access[_-]?token|auth[_-]?token|authorization)"
+    rb"(?:\\?[\"'])?\s*[:=]\s*(?:\\?[\"'])?(?P<named>[\w.~+/=-]{8,})",
+    re.DOTALL,
+)
+# The texts of a stream's deltas: a secret that a model repeats comes in several of them.
+_DELTA = re.compile(rb'"(content|reasoning_content|reasoning|arguments)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+
+
+def masked(data: bytes, secrets: Collection[bytes] = ()) -> bytes:
+    """`data` with every secret overwritten by asterisks."""
+    found = bytearray(data)
+    for secret in secrets:
+        if len(secret) >= SECRET_BYTES_MIN:
+            at = data.find(secret)
+            while at >= 0:
+                found[at : at + len(secret)] = b"*" * len(secret)
+                at = data.find(secret, at + len(secret))
+    for match in _SHAPES.finditer(data):
+        group = next((name for name, value in match.groupdict().items() if value is not None), 0)
+        start, end = match.span(group)
+        found[start:end] = b"*" * (end - start)
+    return bytes(found)
+
+
+def masked_stream(data: bytes, secrets: Collection[bytes] = ()) -> bytes:
+    """The same for a stream of chat-completion chunks: secrets that are split over its deltas are masked too."""
+    found = bytearray(masked(data, secrets))
+    places: dict[bytes, list[tuple[int, int]]] = {}
+    for match in _DELTA.finditer(found):
+        places.setdefault(match[1], []).append(match.span(2))
+    for spans in places.values():
+        whole = masked(b"".join(bytes(found[start:end]) for start, end in spans), secrets)
+        at = 0
+        for start, end in spans:
+            found[start:end] = whole[at : at + end - start]
+            at += end - start
+    return bytes(found)
