@@ -83,13 +83,17 @@ class Topology:
         async with self._repairing:
             if self._js.clock.monotonic() - self._repaired_at < REPAIR_PAUSE_S:
                 return
-            _log.warning("bus.topology_repaired")
-            for config in self._configs:
-                if config["name"] not in self._logs:
-                    await self._ensure_stream(config)
+            made = [
+                str(config["name"])
+                for config in self._configs
+                if config["name"] not in self._logs and await self._ensure_stream(config)
+            ]
+            if made:
+                _log.warning("bus.topology_repaired", extra={"fields": {"streams": made}})
             self._repaired_at = self._js.clock.monotonic()
 
-    async def _ensure_stream(self, wanted: Config) -> None:
+    async def _ensure_stream(self, wanted: Config) -> bool:
+        """Whether it was missing, and this call made it."""
         name = str(wanted["name"])
         patience = Patience(self._js.clock)
         while True:
@@ -101,12 +105,12 @@ class Topology:
                 if refused.number != NO_STREAM:
                     raise ConfigurationError(f"cannot look at {name}: {refused.message}") from refused
                 if await self._created(name, wanted):
-                    return
+                    return True
             else:
                 change = _difference(name, info.config, wanted)
                 if change:
                     await self._update(name, info.config | change)
-                return
+                return False
             if patience.over:
                 raise BusUnavailable(f"stream {name} can neither be read nor created; is the cluster whole?")
             await patience.pause()

@@ -90,8 +90,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 class VerifyArguments(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier is told: the claim (`answer`), what to prove, and where (`host` holds the workspace).
 
-    `baseline` is the commit that the run began from; `written` are paths that the run's own tools reported as changed;
-    `last`: the next round is the last one, and the model is told.
+    `baseline` is the commit that the run began from; `last`: the next round is the last one, and the model is told.
+    `written` is retired: the verifier compares the commits, whatever the run's tools have said.
     """
 
     round: int
@@ -99,5 +99,5 @@ class VerifyArguments(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     host: str
     baseline: str | None
-    written: list[str]
+    written: list[str] = []
     last: bool = False

@@ -123,7 +123,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     `before` maps a path to its sha256 before the effect (null: it did not exist), `after` to the one it will have
     (empty: it will be gone);
-    `process` is the process group that may outlive a killed host, with its leader's start time in clock ticks.
+    `process` is retired: which processes may outlive a killed host matters on its machine alone, which remembers them.
     """
 
     state: JournalState

@@ -247,7 +247,6 @@ class Activities:
             answer=turn.content if turn is not None else "",
             host=attachment.host if attachment is not None else "",
             baseline=attachment.baseline if attachment is not None else None,
-            written=sorted(state.files),
             # The model hears of the last round in the feedback of the one before.
             last=pending.round + 1 >= state.limits.max_verification_rounds,
         )

@@ -43,6 +43,8 @@ CHECKPOINT_RECORDS = 64
 BUS_AWAY_S = 1.0
 
 _MODEL = "model-"
+# What an owner says last.
+_ENDS = (e.RunReleased, e.RunCompleted, e.RunFailed, e.RunCancelled)
 
 
 class SessionParts(NamedTuple):
@@ -80,6 +82,8 @@ class Session:
         self._news: list[Record] = []
         self._draining = False
         self._doubted = False
+        # This session itself has let go of the run, or ended it: whoever owns it from now on takes nothing away.
+        self._over = False
         self._log = get_logger("session").bind(run_id=folded.state.run_id)
 
     @property
@@ -136,7 +140,7 @@ class Session:
         self._log.info("run.claimed", attempt=self._folded.state.attempt)
 
     async def _loop(self, group: asyncio.TaskGroup) -> None:
-        while True:
+        while not self._over:
             self._wake.clear()
             await self._fold_news()
             settled = self._settle()
@@ -197,7 +201,8 @@ class Session:
             return
         if stored:
             self._stored(bodies, taken)
-        self._check_ownership()
+        if not self._over:
+            self._check_ownership()
 
     async def _catch_up(self) -> bool:
         """Fold in what is behind the folded state, however long the bus stays away; whether it begins with a record of
@@ -222,6 +227,7 @@ class Session:
             self._index.append((self._folded.state.sequence - len(bodies) + 1, self._folded.last))
         if self._parts.until_progress and self._folded.state.claims_without_progress == 0:
             self._draining = True
+        self._over = any(isinstance(body, _ENDS) for body in bodies)
         for body in bodies:
             if isinstance(body, e.ToolRequested):
                 self._appended.add(f"{body.call_id}.{body.attempt}")

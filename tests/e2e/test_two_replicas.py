@@ -173,6 +173,9 @@ async def test_a_drained_executor_hands_its_run_to_the_other(on: Stage) -> None:
     assert released.payload["reason"] == "shutdown"
     assert (await on.ended(run_id)).status == "COMPLETED"
     assert len(_effects(on, run_id)) == 15
+    # Who lets go loses nothing, so nothing is complained of.
+    said = (_folder(on) / "perdure.log").read_text().splitlines()
+    assert [line for line in said if "session.lost" in line and run_id in line] == []
     await on.perdure.healthy(PATIENCE_S)
 
 

@@ -58,7 +58,6 @@ class Site:
             answer=answer,
             host=self.host if host is None else host,
             baseline=self.owner.baseline,
-            written=[],
             last=last,
         )
         return self.owner.call(VERIFY, msgspec.to_builtins(arguments), f"verify-{self._round}")
