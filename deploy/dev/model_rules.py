@@ -245,6 +245,11 @@ def _plain_names(request: SentRequest) -> str | None:
     return None
 
 
+def _reserved_names(request: SentRequest) -> str | None:
+    reserved = any(tool.function.name == "echo" for tool in request.tools or ())
+    return "The tool name 'echo' is reserved." if reserved else None
+
+
 def _short_ids(request: SentRequest) -> str | None:
     for call in request.calls:
         if _SHORT_ID.fullmatch(call.id) is None:
@@ -287,6 +292,7 @@ RULES: dict[str, Callable[[SentRequest], str | None]] = {
     "no_system": _no_system,
     "no_null_content": _no_null_content,
     "plain_names": _plain_names,
+    "reserved_names": _reserved_names,
     "short_ids": _short_ids,
     "no_user_after_tool": _no_user_after_tool,
     "signed_calls": _signed_calls,

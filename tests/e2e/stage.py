@@ -114,12 +114,16 @@ async def stage(
     *,
     services: tuple[Service, ...] = SERVICES,
     nats_url: str | None = None,
+    rules: Mapping[str, list[str]] | None = None,
 ) -> AsyncGenerator[Stage]:
     """Start everything below `folder`. `script` maps a marker that a goal holds to the model's turns.
 
-    With a `nats_url` the server is somebody else's, and the environment says how to get in.
+    `rules` maps a marker to what its endpoint refuses beside what every strict one does. With a `nats_url` the server is somebody else's, and the environment says how to get in.
     """
-    conversations = [{"marker": marker, "turns": turns} for marker, turns in script.items()]
+    conversations = [
+        {"marker": marker, "turns": turns, "rules": (rules or {}).get(marker, [])}
+        for marker, turns in script.items()
+    ]
     model = ModelServer(load_script(json.dumps({"conversations": conversations}).encode()))
     with (folder / "perdure.log").open("a", encoding="utf-8") as lines:
         log = MergedLog(lines, readable=False)

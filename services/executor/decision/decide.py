@@ -142,8 +142,7 @@ def decide(state: RunState, env: Env) -> Step:
         return _end(env, e.RunReleased(reason="suspended", waiting_for="resume"))
     if state.files and not env.attached:
         return Do((Attach(),))  # What changed while nobody looked is named to the model before its next turn.
-    # Calls that a model makes although none were offered are judged with its text, and not carried out.
-    open_calls = [] if state.task.tools == [] else calls.unanswered(state)
+    open_calls = calls.unanswered(state)
     if open_calls:
         return _calls(state, env, open_calls)
     if state.verification_pending is not None:
@@ -326,7 +325,7 @@ def _after_final(state: RunState, env: Env, turn: AssistantItem) -> Step:
     )
     match judge(
         said,
-        tools_offered=bool(env.specs) and state.task.tools != [],
+        tools_offered=bool(env.specs),
         nudges=nudges_in(state.transcript[:-1]),
     ):
         case Nudge(text=text):

@@ -33,7 +33,7 @@ from services.executor.endpoint.faults import (
     refusal_in,
 )
 from services.executor.endpoint.prices import Prices, priced
-from services.executor.ingress.finish import Retry, judge
+from services.executor.ingress.finish import Retry, judge, without_unoffered
 from services.executor.ingress.spoken import with_spoken_calls
 from services.executor.ingress.turn import ModelTurn, TurnBuilder, WireFault
 
@@ -213,6 +213,7 @@ class Model:
         verdict = judge(outcome, tools_offered=offered, nudges=0)
         if isinstance(verdict, Retry):
             return Fault(kind="transient", message=verdict.message, error_code=verdict.error_code)
+        outcome = outcome if offered else without_unoffered(outcome)
         return msgspec.structs.replace(outcome, usage=call.spent, attempt=call.attempt, model=name)
 
     async def _exchange(

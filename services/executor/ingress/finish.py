@@ -28,7 +28,7 @@ import msgspec
 
 from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
 from services.executor.ingress.spoken import has_calls
-from services.executor.ingress.turn import REFUSAL, ModelTurn
+from services.executor.ingress.turn import REFUSAL, UNOFFERED, ModelTurn
 
 # A model that has not understood after this many is not going to.
 NUDGES_MAX = 3
@@ -88,6 +88,14 @@ _NUDGE_ANNOUNCED = (
     "final answer and say what was done."
 )
 _NUDGE_TEXT = "Your last message holds a tool call written as text, which nothing runs. Call the tool itself."
+
+
+def without_unoffered(turn: ModelTurn) -> ModelTurn:
+    """A turn of a request without tools: its calls are not carried out, so they are no part of it."""
+    if not turn.calls:
+        return turn
+    reason = turn.finish_reason if turn.content.strip() else UNOFFERED
+    return msgspec.structs.replace(turn, calls=[], finish_reason=reason)
 
 
 class RunTools(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +175,7 @@ def nudges_in(transcript: tuple[Item, ...]) -> int:
 
 
 def _without_text(turn: ModelTurn | AssistantItem, nudges: int) -> Verdict:
-    if turn.calls:
+    if turn.calls or turn.finish_reason == UNOFFERED:
         return _nudge(
             nudges, _NUDGE_EMPTY, "EMPTY_RESPONSE", "The model calls tools where none were offered."
         )

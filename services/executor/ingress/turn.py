@@ -39,6 +39,8 @@ TURN_BYTES_MAX = 32 * 1024 * 1024
 
 # The finish reason of a turn that came as a refusal.
 REFUSAL = "refusal"
+# The finish reason of a turn that held nothing but calls where none were offered; they are not in it any more.
+UNOFFERED = "unoffered_calls"
 
 # Signs of life that should have been comments.
 _PING = re.compile(rb"\W*(?:ping|pong|keep[-_ ]?alive|heartbeat)\W*", re.IGNORECASE)
