@@ -28,6 +28,7 @@ from services.toolhost.repository import HiddenRepository, git_is_installed
 from services.toolhost.sandbox import Sandbox, choose
 from services.toolhost.settings import ToolhostSettings
 from services.toolhost.tools.catalog import TOOLS
+from services.toolhost.tools.ripgrep import installed
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace, undo_folder
 
@@ -59,6 +60,7 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
         sandbox=sandbox,
         tests_command=settings.run_tests_command,
         nowhere=nowhere,
+        ripgrep=installed(settings.program_path),
     )
     host = ToolHost(bus, clock, Invocations(parts))
     died = asyncio.Event()

@@ -58,6 +58,7 @@ class HostParts(NamedTuple):
     sandbox: Sandbox
     tests_command: tuple[str, ...]
     nowhere: Attached
+    ripgrep: str | None
 
 
 class Invocations:
@@ -170,6 +171,7 @@ class Invocations:
             repository=attached.repository,
             undo=attached.undo,
             seen=call.seen,
+            ripgrep=self._parts.ripgrep,
             processes=self._parts.processes,
             sandbox=self._parts.sandbox,
             baseline_commit=attached.baselines.get(call.run_id),

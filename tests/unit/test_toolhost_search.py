@@ -2,11 +2,16 @@
 
 import asyncio
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.toolhost.tools import ToolContext
+from services.toolhost.tools.ripgrep import WORTH_BYTES, Sieve, means_the_same
 from tests.unit.toolhost_workspace import PATIENCE_S, call, context
 
 
@@ -102,3 +107,136 @@ async def test_a_pattern_that_backtracks_for_ever_is_ended_and_the_host_lives_on
         assert (await call(tools, "search_text", pattern="ab")).ok
         assert not stuck.done()
     assert stuck.result().metadata == {"error_code": "SEARCH_TOO_COSTLY"}
+
+
+# An example starts half a dozen processes; `make soak` asks for more of them.
+SIEVED_EXAMPLES = int(os.environ.get("EXAMPLES", "15"))
+RIPGREP = shutil.which("rg")
+needs_ripgrep = pytest.mark.skipif(
+    RIPGREP is None, reason="ripgrep is not installed: apt-get install ripgrep"
+)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"def \w+\(",
+        r"^import (os|sys)$",
+        r"a.*b",
+        r"[A-Za-z_][0-9]{2,3}?",
+        r"x{2}",
+        r"\bfoo\b",
+        "a-b",
+        r"[^ab]+\.",
+        "@#~&",
+    ],
+)
+def test_what_both_dialects_have_in_common_is_known(pattern: str) -> None:
+    assert means_the_same(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "(a)\\1",
+            "(?=a)",
+            "(?i)a",
+            "(?P<n>a)",
+            "a**",
+            "a*+",
+            "a{,3}",
+            "a{x",
+            "^*",
+            "\\Z",
+            "\\x41",
+            "caf\u00e9",
+            "a\nb",
+        ),
+        *(
+            "[a-z&&b]",
+            "[[:alpha:]]",
+            "[a[b]]",
+            "[a-]",
+            "[]a]",
+            "[z-a]",
+            "(",
+            "a)",
+            "\\B",
+            "|*",
+            "\\/",
+            "a{3}{2}",
+        ),
+    ],
+)
+def test_what_they_could_mean_differently_is_left_to_our_own_engine(pattern: str) -> None:
+    assert not means_the_same(pattern)
+
+
+_ATOMS = st.sampled_from(
+    ["a", "b", "B", ".", r"\w", r"\d", r"\s", r"\W", "[ab]", "[^a ]", r"\.", " ", "-", "a|b", "(a|bb)"]
+)
+_EDGES = st.sampled_from(["", "^", "$", r"\b"])
+_REPEATS = st.sampled_from(["", "*", "+", "?", "{2}", "+?", "{1,}"])
+_PATTERNS = st.tuples(_EDGES, st.lists(st.tuples(_ATOMS, _REPEATS), min_size=1, max_size=4), _EDGES).map(
+    lambda parts: parts[0] + "".join(f"(?:{atom}){repeat}" for atom, repeat in parts[1]) + parts[2]
+)
+_LINES = st.lists(
+    st.sampled_from([b"a", b"b", b"B", b" ", b".", b"-", b"1", b"_", b"\n", b"\n", b"\r\n", b"\r", b"\xc3\xa9", b"\xff", b"\0", b"\x0b", b"\x1c"]),
+    max_size=30,
+).map(b"".join)  # fmt: skip
+
+
+@needs_ripgrep
+@settings(max_examples=SIEVED_EXAMPLES)
+@given(st.lists(_LINES, min_size=1, max_size=5), _PATTERNS, st.booleans(), st.integers(1, 4))
+def test_ripgrep_and_our_own_engine_give_the_same_answer(
+    contents: list[bytes], pattern: str, ignore_case: bool, results: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tools = context(Path(folder))
+        for number, content in enumerate(contents):
+            (tools.guard.root / f"{number}.txt").write_bytes(content)
+        # Makes the search worth a sieve, and is passed over as binary.
+        (tools.guard.root / "filler").write_bytes(bytes(WORTH_BYTES))
+        with_it, without = (
+            asyncio.run(
+                call(
+                    context(Path(folder), ripgrep=program),
+                    "search_text",
+                    pattern=pattern,
+                    ignore_case=ignore_case,
+                    max_results=results,
+                )
+            )
+            for program in (RIPGREP, None)
+        )
+        assert with_it == without
+
+
+@needs_ripgrep
+async def test_a_sieve_takes_out_what_has_no_match_and_counts_what_is_not_shown(tmp_path: Path) -> None:
+    tools = context(tmp_path, ripgrep=RIPGREP)
+    for number in range(600):
+        (tools.guard.root / f"{number:03}.py").write_bytes(b"def f():\n    return 1\n" * 400)
+    (tools.guard.root / "hit.py").write_bytes(b"def needle():\r\n" * 3)
+    found = await call(tools, "search_text", pattern=r"def needle\(")
+    assert found.output.splitlines()[0] == "hit.py:1: def needle():"
+    assert (found.metadata["matches"], found.metadata["searched_files"]) == (3, 601)
+    many = await call(tools, "search_text", pattern=r"return \d", max_results=2)
+    assert (many.metadata["matches"], many.metadata["files"]) == (600 * 400, 600)
+    assert many.output.splitlines()[:2] == ["000.py:2:     return 1", "000.py:4:     return 1"]
+
+
+@needs_ripgrep
+def test_a_ripgrep_that_fails_or_is_gone_leaves_everything_to_our_own_engine(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x\n")
+    fd = os.open(tmp_path / "a", os.O_RDONLY)
+    try:
+        assert RIPGREP is not None
+        assert Sieve(RIPGREP, "x", ignore_case=False).counts([fd], PATIENCE_S) == [1]
+        assert Sieve(RIPGREP, "(", ignore_case=False).counts([fd], PATIENCE_S) == [None]
+        assert Sieve("/nonexistent/rg", "x", ignore_case=False).counts([fd], PATIENCE_S) == [None]
+        assert Sieve(RIPGREP, "x", ignore_case=False).counts([fd], 0.0) == [None]
+    finally:
+        os.close(fd)

@@ -26,7 +26,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class ToolContext:
     """What one call may use. `baseline_commit` is the state in which the run found the workspace; `stop` ends a
     running command (it is the run's cancellation); `on_started` journals its process group before it is executed; `seen`
-    are the digests of files as the run saw them last."""
+    are the digests of files as the run saw them last; `ripgrep` is where that program is, if it is."""
 
     call_id: str
     guard: WorkspaceGuard
@@ -35,6 +35,7 @@ class ToolContext:
     processes: Processes
     sandbox: Sandbox
     baseline_commit: str | None = None
+    ripgrep: str | None = None
     run_tests_command: tuple[str, ...] = ()
     seen: Mapping[str, str] = field(default_factory=dict[str, str])
     output_chars_max: int = 30_000
