@@ -62,6 +62,44 @@ def test_each_refusal_is_its_own() -> None:
         edit(data, "\ud83c", "x")
 
 
+@pytest.mark.parametrize(
+    "before,old,new,after,overlooked",
+    [
+        (b"a  \nb\t\nc\n", "a\nb\n", "a\nx\n", b"a  \nx\nc\n", "blanks at line ends"),
+        (b"a\r\nb\r\n", "a \nb", "a \nx", b"a\r\nx\r\n", "blanks at line ends"),
+        (
+            b"say(\xe2\x80\x9chi\xe2\x80\x9d)\nb\n",
+            'say("hi")\nb',
+            'say("hi")\nc',
+            b"say(\xe2\x80\x9chi\xe2\x80\x9d)\nc\n",
+            "typographic look-alikes",
+        ),
+        (b"x\xc2\xa0= 1 \xe2\x80\x94 2\n", "x = 1 - 2", "x = 3", b"x = 3\n", "typographic look-alikes"),
+        ("nai\u0308ve\n".encode(), "na\u00efve", "plain", b"plain\n", "typographic look-alikes"),
+        (b"\xef\xbb\xbfa \nb\n", "\ufeffa\nb", "\ufeffa\nc", b"\xef\xbb\xbfa \nc\n", "blanks at line ends"),
+        (b"a \nb\n", "a\nb\n", "", b"", "blanks at line ends"),
+    ],
+)
+def test_what_matches_nothing_is_looked_for_in_whole_lines_and_what_was_overlooked_is_named(
+    before: bytes, old: str, new: str, after: bytes, overlooked: str
+) -> None:
+    edited = edit(before, old, new)
+    assert (edited.after, edited.lines, edited.overlooked) == (after, [1], [overlooked])
+
+
+def test_a_looser_match_has_to_be_the_only_one_and_indentation_always_counts() -> None:
+    with pytest.raises(EditAmbiguous, match="copy it exactly"):
+        edit(b"a \nb\na\t\nb\n", "a\nb", "x", replace_all=True)
+    with pytest.raises(EditNoMatch, match="same but for blanks"):
+        edit(b"  a \n", "\ta", "x")
+    with pytest.raises(EditNoMatch):
+        edit(b"xa \ny\n", "a\ny", "b")
+    with pytest.raises(EditIdentical):
+        edit(b"a\nb\n", "a \nb", "a\nb")
+    with pytest.raises(EditNoMatch, match="line numbers that read_file shows"):
+        edit(b"a\nb\n", "     1\ta\n     2\tb", "x")
+
+
 def test_replacing_all_names_every_line() -> None:
     edited = edit(b"a\r\nb a\r\na", "a", "x\ny", replace_all=True)
     assert edited.after == b"x\r\ny\r\nb x\r\ny\r\nx\r\ny"

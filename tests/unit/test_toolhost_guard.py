@@ -1,14 +1,13 @@
 """The guard: nothing outside the workspace is reached, by whatever path, and nothing ever blocks."""
 
-import ctypes
 import os
 import socket
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,11 @@ from services.toolhost.errors import (
     WrongKind,
 )
 from services.toolhost.guard import WorkspaceGuard
+from tests.fakes.swapper import swapping
 
 SECRET = b"outside\n"
+# Of each way in while names are swapped for links; `make soak` asks for 10,000.
+SWAPPED_ATTEMPTS = int(os.environ.get("SWAPPED_ATTEMPTS", "300"))
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "step-by-step"])
@@ -111,32 +113,13 @@ def test_nothing_passes_through_a_directory_link(guard: WorkspaceGuard, target: 
     _nothing_leaked(guard)
 
 
-@contextmanager
-def _swapping(first: Path, second: Path) -> Generator[None]:
-    """The two names change places all the time, each swap atomic."""
-    exchange = ctypes.CDLL(None, use_errno=True).renameat2
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            exchange(-100, os.fsencode(first), -100, os.fsencode(second), 2)
-
-    swapper = threading.Thread(target=swap)
-    swapper.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        swapper.join()
-
-
 def test_a_directory_swapped_for_a_link_never_lets_anything_out(guard: WorkspaceGuard) -> None:
     (guard.root / "dir").mkdir()
     (guard.root / "dir" / "secret.txt").write_bytes(b"inside\n")
     (guard.root / "other").symlink_to("../outside")
     reads = set[bytes]()
-    with _swapping(guard.root / "dir", guard.root / "other"):
-        for _ in range(400):
+    with swapping((guard.root / "dir", guard.root / "other")):
+        for _ in range(SWAPPED_ATTEMPTS):
             with suppress(ToolFailure):
                 reads.add(guard.read("dir/secret.txt", bytes_max=100))
             with suppress(ToolFailure):
@@ -151,12 +134,14 @@ def test_a_file_swapped_for_a_link_is_never_followed(guard: WorkspaceGuard) -> N
     (guard.root / "file").write_bytes(b"inside\n")
     (guard.root / "other").symlink_to("../outside/secret.txt")
     reads = set[bytes]()
-    with _swapping(guard.root / "file", guard.root / "other"):
-        for _ in range(400):
+    with swapping((guard.root / "file", guard.root / "other")):
+        for attempt in range(SWAPPED_ATTEMPTS):
             with suppress(ToolFailure):
                 reads.add(guard.read("file", bytes_max=100))
-            with suppress(ToolFailure):
-                guard.replace("file", b"inside\n")
+            # Writing waits for the disk, which the swapping keeps busy.
+            if attempt % 8 == 0:
+                with suppress(ToolFailure):
+                    guard.replace("file", b"inside\n")
     assert reads <= {b"inside\n"}
     _nothing_leaked(guard)
 
@@ -253,6 +238,52 @@ except WorkspaceFault as fault:
     assert run.stdout == "WORKSPACE_IO\n"
     assert (guard.root / "data.bin").read_bytes() == b"old"
     assert os.listdir(guard.root) == ["data.bin"]
+
+
+KILLED_WRITER = """
+import os, select, signal, sys
+from pathlib import Path
+from services.toolhost.guard import WorkspaceGuard
+guard = WorkspaceGuard(Path(sys.argv[1]))
+versions = [bytes([65 + index]) * 100_000 for index in range(4)]
+guard.replace("file", versions[0])
+for round in range(12):
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            for version in versions:
+                guard.replace("file", version)
+    select.select([], [], [], 0.002 * round)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert guard.read("file", bytes_max=200_000) in versions
+print(guard.remove_temporaries() < 12, os.listdir(sys.argv[1]))
+"""
+
+
+def test_a_writer_that_is_killed_leaves_one_version_whole_and_what_it_left_is_cleared(
+    guard: WorkspaceGuard,
+) -> None:
+    (guard.root / ".perdure-tmp-1-1").write_bytes(b"half")
+    run = subprocess.run(
+        [sys.executable, "-c", KILLED_WRITER, guard.root], capture_output=True, text=True, check=False
+    )
+    assert run.stdout == "True ['file']\n", run.stderr
+
+
+@pytest.mark.parametrize("there,asked", [("nai\u0308ve", "na\u00efve"), ("na\u00efve", "nai\u0308ve")])
+def test_a_name_stands_for_the_one_that_differs_only_in_its_unicode_form(
+    guard: WorkspaceGuard, there: str, asked: str
+) -> None:
+    (guard.root / there).mkdir()
+    (guard.root / there / there).write_bytes(b"x")
+    assert guard.spelled(f"./{asked}//{asked}") == f"{there}/{there}"
+    assert guard.spelled(f"{asked}/other-\u00e9") == f"{asked}/other-\u00e9"
+    # A name that is there is itself.
+    (guard.root / asked).write_bytes(b"y")
+    assert guard.spelled(asked) == asked
+    with pytest.raises(PathRefused):
+        guard.spelled(f"../{asked}")
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one_whole(guard: WorkspaceGuard) -> None:
