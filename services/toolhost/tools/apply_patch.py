@@ -111,8 +111,9 @@ class _Files:
 
     def take(self, part: FilePatch) -> str:
         """Make one part of the patch happen here; what is said of it. Raises `ToolFailure`, which names the file."""
-        path = self._context.guard.spelled(part.path)
+        path = part.path
         try:
+            path = self._context.guard.spelled(path)
             match part.kind:
                 case "add":
                     return self._add(path, part)
