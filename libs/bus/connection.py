@@ -61,7 +61,7 @@ class ServerBus:
         self.timers: Timers = ServerTimers(self._js, self.subjects)
         self.dead_letters: DeadLetters = ServerDeadLetters(self._js, self.subjects)
         self.wire: Wire = ServerWire(link)
-        # `leases`, `checkpoints`, `journal` or `catalog`.
+        # `leases`, `checkpoints`, `journal`, `catalog` or `spending`.
         self.bucket: Callable[[str], Bucket] = self._bucket
 
     def store(self, name: str) -> Blobs:

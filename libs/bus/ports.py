@@ -316,7 +316,7 @@ class Bus(Protocol):
     timers: Timers
     dead_letters: DeadLetters
     wire: Wire
-    # `leases`, `checkpoints`, `journal` or `catalog`.
+    # `leases`, `checkpoints`, `journal`, `catalog` or `spending`.
     bucket: Callable[[str], Bucket]
 
     def store(self, name: str) -> Blobs:

@@ -26,7 +26,6 @@ class Reserved(BaseModel):
 
     retention_days: Annotated[float | None, Field(alias="PERDURE_RETENTION_DAYS", gt=0)] = None
     requests_per_minute: Annotated[int | None, Field(alias="TENANT_REQUESTS_PER_MINUTE", ge=1)] = None
-    tokens_per_day: Annotated[int | None, Field(alias="TENANT_MAX_TOKENS_PER_DAY", ge=1)] = None
     database_url: Annotated[_Database | None, Field(alias="DATABASE_URL")] = None
     program_tool: Annotated[bool, Field(alias="ENABLE_PROGRAM_TOOL")] = False
     sandbox_image: Annotated[str | None, Field(alias="SANDBOX_IMAGE")] = None
@@ -43,7 +42,6 @@ class Reserved(BaseModel):
 _READERS = {
     "PERDURE_RETENTION_DAYS": "scheduler",
     "TENANT_REQUESTS_PER_MINUTE": "gateway",
-    "TENANT_MAX_TOKENS_PER_DAY": "scheduler",
     "DATABASE_URL": "gateway",
     "ENABLE_PROGRAM_TOOL": "toolhost",
     "SANDBOX_IMAGE": "toolhost",

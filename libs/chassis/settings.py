@@ -136,6 +136,8 @@ def parse_limits(text: str) -> Limits:
     return Limits(**given.model_dump(exclude_none=True))
 
 
+# The field of every service that buys tokens or starts what will.
+TokensPerDay = Annotated[int | None, Field(alias="TENANT_MAX_TOKENS_PER_DAY", ge=1)]
 # The field of every service that makes runs: the deployment's limits.
 DeploymentLimits = Annotated[InstanceOf[Limits], BeforeValidator(_read_limits), Field(alias="PERDURE_LIMITS")]
 

@@ -92,6 +92,8 @@ def model_failed(state: RunState, event: Event) -> RunState:
         state,
         model_failures=state.model_failures + 1,
         model_failure=failure,
+        # Whoever heard the endpoint out has lived through it: what keeps a run back is not the run.
+        claims_without_progress=0,
         usage=state.usage.plus(body.usage),
         recorded_bytes=_recorded(state, body),
         refused_tokens=_refused_tokens(state, body),

@@ -201,6 +201,9 @@ def buckets(subjects: Subjects) -> tuple[BucketSpec, ...]:
             subjects.stream("journal"), "tool outcomes; purged a day after the run's end", marker_ttl_s=60
         ),
         BucketSpec(subjects.stream("catalog"), "tools of live hosts", marker_ttl_s=60),
+        BucketSpec(
+            subjects.stream("spending"), "tokens by day, tenant and boot, for two days", marker_ttl_s=60
+        ),
     )
 
 

@@ -169,3 +169,16 @@ def checkpoint_key(run_id: str) -> str:
 
 def catalog_key(boot: str) -> str:
     return boot
+
+
+def spending_key(day: str, tenant: str, boot: str) -> str:
+    return f"{day}.{tenant}.{boot}"
+
+
+def spending_of(key: str) -> tuple[str, str, str] | None:
+    """The day, tenant and boot of a spending key."""
+    match key.split("."):
+        case [day, tenant, boot]:
+            return day, tenant, boot
+        case _:
+            return None

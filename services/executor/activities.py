@@ -10,6 +10,7 @@ import msgspec
 
 from libs.bus.ports import Bus
 from libs.bus.runs import Runs
+from libs.bus.spending import Spending
 from libs.chassis.crash import CrashHooks
 from libs.chassis.logs import get_logger
 from libs.contracts import events as e
@@ -60,6 +61,7 @@ class Workbench(NamedTuple):
     runs: Runs
     policy: Policy
     hooks: CrashHooks
+    spending: Spending
 
 
 class Lost(NamedTuple):
@@ -96,6 +98,7 @@ class Activities:
             window=self._conversation(state).window,
             policy=self._bench.policy,
             spawned=frozenset(self._spawned),
+            parked_until=self._bench.spending.over_until(state.tenant),
         )
 
     async def carry_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
@@ -107,9 +110,10 @@ class Activities:
             case CallModel():
                 await self._bench.hosts.until(self._bench.hosts.ready, HOSTS_WAIT_S)
                 self._bench.hooks.at_goal(state.task.goal)
-                return await self._conversation(state).next_turn(state, tell)
+                return await self._paid(state, await self._conversation(state).next_turn(state, tell))
             case Summarise(overflowed=overflowed):
-                return await self._conversation(state).summarise(state, overflowed, tell)
+                bought = await self._conversation(state).summarise(state, overflowed, tell)
+                return await self._paid(state, bought)
             case CallTool(call):
                 return await self._call(state, call, fresh=fresh)
             case SpawnChild(call):
@@ -129,6 +133,17 @@ class Activities:
             boots.add(state.attachment.host)
         for boot in sorted(boots):
             await self._bench.calls.kill(state.run_id, state.epoch, boot)
+
+    async def _paid(self, state: RunState, bought: list[e.LogEvent]) -> list[e.LogEvent]:
+        """What was bought, once it is counted for the tenant."""
+        usages = [
+            event.usage
+            for event in bought
+            if isinstance(event, e.ModelCompleted | e.ModelFailed | e.ContextCompacted)
+        ]
+        tokens = sum(usage.total_tokens for usage in usages)
+        await self._bench.spending.bought(state.tenant, tokens)
+        return bought
 
     def _conversation(self, state: RunState) -> Conversing:
         """The run's side of its talk with the model. The tools on offer are fixed with the first use after start-up,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus
 from libs.bus.runs import Runs
+from libs.bus.spending import Spending
 from libs.chassis.crash import CrashHooks
 from libs.chassis.run import Chassis
 from libs.chassis.waiting import first_of
@@ -71,7 +72,10 @@ async def serve(
         asyncio.TaskGroup() as group,
     ):
         hosts = Hosts(bus)
-        background = [group.create_task(hosts.watch())]
+        spending = Spending(
+            bus.bucket("spending"), clock, limit=settings.tenant_tokens_per_day, boot=liveness.boot
+        )
+        background = [group.create_task(hosts.watch()), group.create_task(spending.watch())]
         calls = Calls(bus, clock, liveness, hosts)
         workspaces = Workspaces(bus, clock, liveness, hosts, calls, shards=SHARDS)
         # Imports the model's client, which takes a second: after the registration, so that others see the process.
@@ -81,7 +85,9 @@ async def serve(
             asyncio.TaskGroup() as sessions,
         ):
             hooks = CrashHooks(settings.test_hooks)
-            bench = Workbench(bus, clock, hosts, calls, workspaces, talker, chassis.runs, Policy(), hooks)
+            bench = Workbench(
+                bus, clock, hosts, calls, workspaces, talker, chassis.runs, Policy(), hooks, spending
+            )
             parts = SessionParts(
                 bus, chassis.runs, clock, liveness.boot, registration.replica, until_progress=only is not None
             )
@@ -92,18 +98,7 @@ async def serve(
             if only is not None:
                 await _carry(claims, only, chassis.stop, died)
             else:
-                pullers = [
-                    group.create_task(
-                        bus.queue.consume(
-                            spec, claims.take, concurrency=CLAIMS_AT_ONCE, ready=claims.free_slot
-                        )
-                    )
-                    for spec in tickets(bus.subjects)
-                    if settings.model_configured
-                ]
-                await first_of(chassis.stop, died)
-                for task in pullers:
-                    task.cancel()
+                await _pull(claims, chassis, died)
             if died.is_set():
                 raise LeaseLost("the others declared this process dead; it starts again under a new boot id")
             await claims.drain()
@@ -122,6 +117,22 @@ def _registration(settings: ExecutorSettings, held: Mapping[str, Held], *, quara
         info={},
         free=lambda: 0 if quarantined else max(0, settings.slots - len(held)),
     )
+
+
+async def _pull(claims: Claims, chassis: Chassis[ExecutorSettings], died: asyncio.Event) -> None:
+    """Take tickets of all priorities until told to stop; none without a model."""
+    queue = chassis.bus.queue
+    async with asyncio.TaskGroup() as group:
+        pullers = [
+            group.create_task(
+                queue.consume(spec, claims.take, concurrency=CLAIMS_AT_ONCE, ready=claims.free_slot)
+            )
+            for spec in tickets(chassis.bus.subjects)
+            if chassis.settings.model_configured
+        ]
+        await first_of(chassis.stop, died)
+        for task in pullers:
+            task.cancel()
 
 
 async def _carry(claims: Claims, ticket: Ticket, stop: asyncio.Event, died: asyncio.Event) -> None:

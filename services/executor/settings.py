@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AliasChoices, BeforeValidator, Field, InstanceOf, SecretStr
 
 from libs.chassis.addresses import Http
-from libs.chassis.settings import ServiceSettings
+from libs.chassis.settings import ServiceSettings, TokensPerDay
 from services.executor.egress.profile import NO_PROFILES, Profile, Profiles, parse_profiles
 
 
@@ -36,6 +36,7 @@ class ExecutorSettings(ServiceSettings):
     record_wire: Annotated[bool, Field(alias="PERDURE_RECORD_WIRE")] = False
     # Slots: a run costs little while its model thinks, so one process holds many.
     slots: Annotated[int, Field(alias="MAX_CONCURRENT_RUNS_PER_REPLICA", ge=1, le=10_000)] = 64
+    tenant_tokens_per_day: TokensPerDay = None
 
     @property
     def secrets(self) -> tuple[bytes, ...]:

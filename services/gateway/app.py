@@ -17,6 +17,7 @@ from libs.bus.creation import Creation
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
 from libs.bus.runs import Runs
+from libs.bus.spending import Spending
 from libs.chassis.logs import get_logger
 from libs.chassis.run import VERSION, Chassis
 from libs.contracts.clock import Clock
@@ -28,6 +29,7 @@ from services.gateway.auth import Keyring
 from services.gateway.commands import CommandsApi
 from services.gateway.deadletters import DeadLettersApi
 from services.gateway.health import HealthApi, Identity
+from services.gateway.quotas import Quotas
 from services.gateway.requests import Requests
 from services.gateway.roster import Roster
 from services.gateway.routes import application
@@ -50,6 +52,9 @@ class Gateway:
         self._bus, self._runs, self._clock = bus, runs, clock
         self._liveness, self._settings = liveness, settings
         self._requests = Requests()
+        self._spending = Spending(
+            bus.bucket("spending"), clock, limit=settings.tenant_tokens_per_day, boot=liveness.boot
+        )
 
     def app(self, rows: Projection, watches: Watches) -> ASGIApp:
         """The HTTP application over this gateway's parts."""
@@ -58,7 +63,8 @@ class Gateway:
         creation = Creation(runs, self._clock, shards=SHARDS, limits=settings.limits)
         keyring = Keyring(settings.keys, settings.operator_key)
         letters = DeadLettersApi(self._bus.dead_letters)
-        tasks = TasksApi(creation=creation, runs=runs, rows=rows, roster=roster, shards=SHARDS)
+        quotas = Quotas(self._spending, self._clock)
+        tasks = TasksApi(creation=creation, runs=runs, rows=rows, roster=roster, quotas=quotas, shards=SHARDS)
         reading = RunsApi(
             runs=runs,
             log=self._bus.log,
@@ -67,7 +73,9 @@ class Gateway:
             watches=watches,
             shards=SHARDS,
         )
-        commands = CommandsApi(runs=runs, rows=rows, liveness=self._liveness, roster=roster, shards=SHARDS)
+        commands = CommandsApi(
+            runs=runs, rows=rows, liveness=self._liveness, roster=roster, quotas=quotas, shards=SHARDS
+        )
         identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
         health = HealthApi(bus=self._bus, liveness=self._liveness, roster=roster, identity=identity)
         handlers = {
@@ -105,6 +113,7 @@ class Gateway:
             projection(self._bus.log, index, SHARDS) as rows,
             asyncio.TaskGroup() as group,
         ):
+            watching = group.create_task(self._spending.watch())
             yield (
                 rows,
                 Watches(
@@ -117,6 +126,7 @@ class Gateway:
                     group=group,
                 ),
             )
+            watching.cancel()
 
     async def run(self, bound: socket.socket, stop: asyncio.Event) -> None:
         """Serve on `bound` until `stop`; then drain."""

@@ -28,6 +28,7 @@ from libs.contracts.tasks import Parent
 from libs.contracts.views import CommandAccepted
 from libs.projection.follow import Projection
 from services.gateway import decisions, edge
+from services.gateway.quotas import Quotas
 from services.gateway.roster import Roster
 
 Decide = Callable[[RunState], list[LogEvent]]
@@ -40,16 +41,24 @@ class CommandsApi:
     """Everything that changes a run."""
 
     def __init__(
-        self, *, runs: Runs, rows: Projection, liveness: Liveness, roster: Roster, shards: int
+        self,
+        *,
+        runs: Runs,
+        rows: Projection,
+        liveness: Liveness,
+        roster: Roster,
+        quotas: Quotas,
+        shards: int,
     ) -> None:
         self._runs, self._rows, self._liveness = runs, rows, liveness
-        self._roster, self._shards = roster, shards
+        self._roster, self._quotas, self._shards = roster, quotas, shards
 
     async def start(self, request: Request, tenant: str) -> Response:
         run_id = await self._command_on(request)
         folded = await self._runs.load(tenant, run_id)
         if folded.state.status is RunStatus.PENDING:
             await self._roster.require_model()
+            self._quotas.require_tokens(tenant)
         folded = await self._carry_out(tenant, run_id, lambda state: decisions.start(state, tenant))
         return _accepted(run_id, folded.state.status)
 

@@ -89,7 +89,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(201, 200),
         takes=http.TaskCreate,
         parameters=(_KEY,),
-        failures=(409, 410, 413, 415, 422, 503),
+        failures=(409, 410, 413, 415, 422, 429, 503),
     ),
     Operation(
         "show_task",
@@ -134,7 +134,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Nothing,
         parameters=(_RUN,),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 413, 415, 422, 429, 503),
     ),
     Operation(
         "cancel_run",

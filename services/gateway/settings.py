@@ -9,7 +9,7 @@ from typing import Annotated, Self
 import msgspec
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from libs.chassis.settings import DeploymentLimits, ServiceSettings
+from libs.chassis.settings import DeploymentLimits, ServiceSettings, TokensPerDay
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
 
@@ -40,6 +40,7 @@ class GatewaySettings(ServiceSettings):
     host: Annotated[str, Field(alias="PERDURE_HOST", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(alias="PERDURE_PORT", ge=0, le=65535)] = 8000
     limits: DeploymentLimits = Limits()
+    tenant_tokens_per_day: TokensPerDay = None
     keys: Annotated[
         dict[str, tuple[SecretStr, ...]],
         BeforeValidator(_keys),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from libs.bus.creation import CreateRequest, Creation
 from libs.bus.runs import Runs
-from libs.contracts.errors import ConfigurationError
+from libs.contracts.errors import ConfigurationError, QuotaExceeded
 from libs.contracts.http import TaskCreate, body_hash, idempotency_key
 from libs.contracts.ids import derived_run_id, first_run_of
 from libs.contracts.run import RunStatus
@@ -17,6 +17,7 @@ from libs.contracts.views import TaskCreated, task_view
 from libs.projection.follow import Projection
 from libs.projection.rows import LIMIT_MAX, RunQuery
 from services.gateway import edge
+from services.gateway.quotas import Quotas
 from services.gateway.roster import Roster
 from services.gateway.runs import summary
 
@@ -28,17 +29,24 @@ class TasksApi:
     """Create and show tasks."""
 
     def __init__(
-        self, *, creation: Creation, runs: Runs, rows: Projection, roster: Roster, shards: int
+        self,
+        *,
+        creation: Creation,
+        runs: Runs,
+        rows: Projection,
+        roster: Roster,
+        quotas: Quotas,
+        shards: int,
     ) -> None:
         self._creation, self._runs, self._rows = creation, runs, rows
-        self._roster, self._shards = roster, shards
+        self._roster, self._quotas, self._shards = roster, quotas, shards
 
     async def create(self, request: Request, tenant: str) -> Response:
         key = idempotency_key(request.headers.get("idempotency-key"))
         task = await edge.body_of(request, TaskCreate)
         cause = (KEY_CAUSE, key) if key is not None else None
         if task.auto_start:
-            await self._require_model(tenant, cause)
+            await self._may_start(tenant, cause)
         created = await self._creation.create(
             CreateRequest(
                 tenant=tenant,
@@ -63,11 +71,12 @@ class TasksApi:
         rows = await self._rows.runs(RunQuery(tenant=tenant, task_id=task_id, limit=LIMIT_MAX))
         return edge.answer(task_view(state, [summary(row) for row in rows]))
 
-    async def _require_model(self, tenant: str, cause: tuple[str, str] | None) -> None:
-        """Nothing is created without a model, but a retry of what was created before gets its answer."""
+    async def _may_start(self, tenant: str, cause: tuple[str, str] | None) -> None:
+        """Nothing is created that cannot start, but a retry of what was created before gets its answer."""
         try:
             await self._roster.require_model()
-        except ConfigurationError:
+            self._quotas.require_tokens(tenant)
+        except (ConfigurationError, QuotaExceeded):
             if cause is None:
                 raise
             run_id = derived_run_id(self._shards, tenant, *cause)

@@ -168,6 +168,23 @@ def test_a_drained_owner_does_not_count_against_the_run() -> None:
     assert (state.status, state.claims_without_progress) == (RunStatus.QUEUED, 0)
 
 
+def test_a_provider_that_stays_away_does_not_make_a_run_look_like_poison() -> None:
+    state = fold(start(), [at(2, e.RunStartRequested(by="api"))])
+    assert state is not None
+    for epoch in range(1, 6):
+        failed = e.ModelFailed(
+            iteration=1,
+            error_code="MODEL_ERROR",
+            message="away",
+            attempt=8,
+            retry_at="2026-11-29T13:00:00.000Z",
+        )
+        released = e.RunReleased(reason="failure", retry_at="2026-11-29T13:00:00.000Z")
+        for body in (e.RunClaimed(owner="a", boot="b", epoch=epoch, attempt=epoch), failed, released):
+            state = evolve(state, at(state.sequence + 1, body))
+    assert (state.status, state.model_failures, state.claims_without_progress) == (RunStatus.RETRYING, 5, 0)
+
+
 def test_an_end_keeps_what_the_run_spent_and_its_verdict() -> None:
     used = Usage(requests=3, input_tokens=10, output_tokens=5, cost_usd=None)
     cancelled = fold(start(), [at(2, e.RunCancelled(by="api", usage=used))])

@@ -43,14 +43,14 @@ async def test_a_service_says_that_it_waits_for_its_bus_and_stops_when_told(tmp_
             "scheduler",
             NATS_URL=url,
             PERDURE_DATA=str(tmp_path),
-            TENANT_MAX_TOKENS_PER_DAY="5",
+            PERDURE_RETENTION_DAYS="5",
         ) as process,
     ):
         assert process.stdout is not None
         ignored, waiting = [json.loads(await process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGTERM)
         rest, _ = await process.communicate()
-        assert (ignored["event"], ignored["variable"]) == ("setting.ignored", "TENANT_MAX_TOKENS_PER_DAY")
+        assert (ignored["event"], ignored["variable"]) == ("setting.ignored", "PERDURE_RETENTION_DAYS")
         assert (waiting["event"], waiting["url"]) == ("bus.waiting", "nats://127.0.0.1:1")
         assert b"service.stopped" in rest
         assert process.returncode == 0

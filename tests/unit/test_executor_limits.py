@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from libs.contracts import events as e
-from libs.contracts.run import RunState
+from libs.contracts.clock import rfc3339
+from libs.contracts.run import RunState, RunStatus
 from libs.contracts.tasks import Limits
 from libs.contracts.transcript import UserItem
 from libs.contracts.values import ModelToolCall, Usage
-from services.executor.decision.decide import foresee, settle
+from services.executor.decision.decide import CallModel, Do, foresee, settle
 from services.executor.tools.children import limits_of_child
 from tests.unit.test_executor_decide import NOW, asked, call, env, kinds, owned, result, turn
 
@@ -123,3 +124,28 @@ def test_children_of_one_turn_share_what_is_left_of_the_budget() -> None:
     )
     limits = limits_of_child(state)
     assert (limits.max_total_tokens, limits.max_cost_usd) == (300, 0.5)
+
+
+TOMORROW = NOW + timedelta(hours=12)
+
+
+def test_a_run_whose_tenant_has_no_tokens_left_today_is_parked_between_its_turns_and_goes_on_tomorrow() -> (
+    None
+):
+    parked = env()._replace(parked_until=TOMORROW)
+    state = called(owned(), 1)
+    settled = settle(state, parked)
+    assert kinds(settled.events) == ["run.released"]
+    assert (settled.state.status, settled.state.retry_at) == (RunStatus.RETRYING, rfc3339(TOMORROW))
+    again = foresee(settled.state, [e.RunClaimed(owner="y", boot="b2", epoch=2, attempt=2)], TOMORROW)
+    assert kinds(settle(again, env(now=TOMORROW)).events) == ["model.requested"]
+
+
+def test_a_turn_that_is_under_way_is_not_thrown_away_and_an_answer_is_still_verified() -> None:
+    parked = env(busy=True)._replace(parked_until=TOMORROW)
+    state = asked(owned())
+    assert settle(state, parked).then == Do((CallModel(1),))
+    # Its owner died and the call with it: the next one does not begin it anew today.
+    assert kinds(settle(state, parked._replace(busy=False)).events) == ["run.released"]
+    answered = foresee(state, [turn(1, "done")], NOW)
+    assert kinds(settle(answered, parked._replace(busy=False)).events) == ["verification.requested"]

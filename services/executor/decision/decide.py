@@ -47,6 +47,8 @@ class Env(NamedTuple):
     window: Callable[[RunState, bool], tuple[int, Window]]
     policy: Policy = Policy()
     spawned: frozenset[str] = frozenset()
+    # When the tenant may use tokens again, if those of the day are used up.
+    parked_until: datetime | None = None
 
 
 class Attach(NamedTuple):
@@ -243,6 +245,8 @@ def _after_failure(state: RunState, env: Env) -> Step:
 
 def _next(state: RunState, env: Env) -> Step:
     """After a turn whose calls are answered, or before the first one."""
+    if env.parked_until is not None and state.model_pending and not env.busy:
+        return _park(env)
     if state.model_pending:
         return Do((CallModel(state.iteration),))
     last = state.transcript[-1] if state.transcript else None
@@ -260,9 +264,18 @@ def _next(state: RunState, env: Env) -> Step:
         if circle.over:
             return _end(env, _failed(state, "STUCK", circle.message))
         return Say([e.MessageReceived(text=circle.message, by="runtime")])
+    if env.parked_until is not None:
+        return _park(env)
     if _begins_in_a_workspace(state, env) and not env.attached:
         return Do((Attach(),))  # What the project says belongs into the prompt, which never changes later.
     return _ask(state, env)
+
+
+def _park(env: Env) -> Step:
+    """Let go of the run until its tenant may use tokens again; nothing of it is lost."""
+    assert env.parked_until is not None
+    why = "the tenant's tokens for today are used up (TENANT_MAX_TOKENS_PER_DAY)"
+    return _end(env, e.RunReleased(reason="failure", retry_at=rfc3339(env.parked_until), message=why))
 
 
 def _ask(state: RunState, env: Env) -> Step:
