@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from libs.bus.handling import handled
+from libs.bus.handling import handled, held
 from libs.bus.jetstream import MESSAGE_ID, NO_CONSUMER, NO_STREAM, JetStream, Refused
 from libs.bus.ports import Delivery, Handler, Outcome
 from libs.bus.pull import Position, Pulls
@@ -204,8 +204,12 @@ class _Loop:
         with _tracer.start_as_current_span(
             f"handle {self._spec.name}", context=_propagator.extract(headers), kind=SpanKind.CONSUMER
         ):
-            outcome = await handled(delivery, self._handler, self._bury, consumer=self._spec.name)
+            async with held(self._spec, self._js.clock, lambda: self._keep(message)):
+                outcome = await handled(delivery, self._handler, self._bury, consumer=self._spec.name)
         await self._answer(message, outcome)
+
+    async def _keep(self, message: Msg) -> None:
+        await self._js.link.publish(message.reply, b"+WPI")
 
     async def _bury(self, delivery: Delivery, reason: str) -> None:
         await self._queue.dead_letter(self._queue.dead_subject(self._spec), delivery, reason)

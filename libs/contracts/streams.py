@@ -43,7 +43,8 @@ class ConsumerSpec(NamedTuple):
     """One durable pull consumer with explicit acks. `max_deliver` is unlimited: poison is folded from the log.
 
     A pull waits `pull_s` at the server, so an idle process costs one request in that time; for as long the server
-    gives messages to a process that is frozen.
+    gives messages to a process that is frozen. A handler that is still at a message after `ack_wait_s` keeps it for
+    `held_s` more, as long as its process lives; 0: it goes to another one then.
     """
 
     stream: str
@@ -54,6 +55,7 @@ class ConsumerSpec(NamedTuple):
     ack_pending_max: int = 1000
     inactive_s: float | None = None
     pull_s: float = 30.0
+    held_s: float = 0.0
 
 
 class BucketSpec(NamedTuple):
@@ -145,6 +147,8 @@ def tickets(subjects: Subjects) -> tuple[ConsumerSpec, ...]:
             why="redelivered after 5 s: a claim takes milliseconds, a puller that died must not delay a run; pulls are "
             "shorter than a lease: an executor whose death is written must not be given the tickets of its runs",
             ack_wait_s=5.0,
+            # A process that is made for one run may take longer to claim it on a busy machine.
+            held_s=20.0,
             pull_s=2.0,
             ack_pending_max=20_000,
         )

@@ -12,7 +12,7 @@ from functools import partial
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from libs.bus.handling import handled
+from libs.bus.handling import handled, held
 from libs.bus.ports import Delivery, Handler, Outcome
 from libs.bus.twin.link import Link
 from libs.bus.twin.work import Find, StreamStore, matches
@@ -104,12 +104,18 @@ class TwinQueue:
     async def _handle(
         self, stream: StreamStore, spec: ConsumerSpec, handler: Handler, delivery: Delivery
     ) -> None:
+        sequence = delivery.stream_sequence
+
+        async def keep() -> None:
+            self._link.send("keep", delivery.subject, lambda: stream.consumer(spec).keep(sequence))
+
         # The key of idempotency is the handler's own; this loop only repeats.
-        if TRACEPARENT in delivery.headers:
-            with trace.use_span(_sender(delivery)):
+        async with held(spec, self._clock, keep):
+            if TRACEPARENT in delivery.headers:
+                with trace.use_span(_sender(delivery)):
+                    outcome = await self._outcome(spec, handler, delivery)
+            else:
                 outcome = await self._outcome(spec, handler, delivery)
-        else:
-            outcome = await self._outcome(spec, handler, delivery)
         self._answer(stream, spec, delivery, outcome)
 
     async def _outcome(self, spec: ConsumerSpec, handler: Handler, delivery: Delivery) -> Outcome:

@@ -132,6 +132,15 @@ class _Consumer:
             again_s = max(again_after_s, AGAIN_S_MIN)
             self._pending[sequence] = self._stream.timers.at(again_s, lambda: self._again(sequence))
 
+    def keep(self, sequence: int) -> None:
+        """Its handler is still at it: its time to be acked begins anew."""
+        waiting = self._pending.get(sequence)
+        if waiting is not None:
+            waiting.cancel()
+            self._pending[sequence] = self._stream.timers.at(
+                self._spec.ack_wait_s, lambda: self._again(sequence)
+            )
+
     def close(self) -> None:
         for waiting in self._pending.values():
             waiting.cancel()
