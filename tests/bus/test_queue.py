@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 
 import anyio
 import pytest
@@ -100,30 +99,6 @@ async def test_what_is_given_back_comes_again_after_its_delay(bus: Bus, spec: Co
         seen = [await handled.next() for _ in range(3)]
     assert [delivery.delivered for delivery in seen] == [1, 2, 3]
     assert len({delivery.stream_sequence for delivery in seen}) == 1
-
-
-async def test_nobody_else_gets_a_message_while_a_living_process_is_at_it(
-    bus: Bus, spec: ConsumerSpec
-) -> None:
-    """For `held_s` at most; one that has no such time goes to another when its time to be acked is over."""
-    kept = spec._replace(ack_wait_s=1.5, held_s=1.5)
-    clock, began, taken = SystemClock(), 0.0, list[int]()
-
-    async def slow(delivery: Delivery) -> Outcome:
-        taken.append(delivery.delivered)
-        await anyio.sleep_forever()
-        return ACK
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(partial(bus.queue.consume, kept, slow, concurrency=2))
-        await bus.queue.publish(spec.filter_subject, b"slow")
-        with anyio.fail_after(30):
-            while len(taken) < 2:
-                began = began or (clock.monotonic() if taken else 0.0)
-                await anyio.sleep(0.02)
-        group.cancel_scope.cancel()
-    assert taken == [1, 2]
-    assert clock.monotonic() - began > 2.0  # 1.5 s, begun anew after 0.75 s and again after 1.5 s.
 
 
 async def test_what_nobody_can_handle_is_kept_with_its_reason(bus: Bus, spec: ConsumerSpec) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -18,6 +17,7 @@ import pytest
 
 from deploy.dev.model_rules import SentRequest
 from deploy.dev.model_server import Asked
+from libs.chassis.clock import SystemClock
 from libs.contracts.clock import parse_rfc3339
 from libs.contracts.views import EventView
 from tests.bench.processes import rss_mb
@@ -137,7 +137,8 @@ async def test_a_long_run_whose_owner_is_killed_stays_in_its_context_and_its_own
                 await asyncio.sleep(0.1)
 
     await until(KILLED_AT)
-    to_wall_s = time.time() - time.monotonic()
+    clock = SystemClock()
+    to_wall_s = clock.now().timestamp() - clock.monotonic()
     on.perdure.kill("executor")
     run = await on.ended(run_id)
     assert (run.status, run.answer, run.error) == ("COMPLETED", "Read it all.", None)
