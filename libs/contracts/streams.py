@@ -170,8 +170,10 @@ def shared_tool_consumer(subjects: Subjects, name: str) -> ConsumerSpec:
         stream=subjects.stream("tools"),
         name=f"any-{name}",
         filter_subject=subjects.tool_any(name),
-        why="acked once the journal holds the start, which takes milliseconds",
-        ack_wait_s=15.0,
+        why="acked once the journal holds the start, which takes milliseconds; who died or froze before must not delay "
+        "a round, and of two that have the message one creates the key",
+        ack_wait_s=5.0,
+        pull_s=5.0,
     )
 
 
