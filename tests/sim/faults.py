@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from libs.bus.twin.network import Fate, Op
+from libs.contracts.errors import StorageFull
 
 # One way, in seconds: near enough to each other that operations of different processes overtake.
 WAY_S = (0.0002, 0.003)
@@ -18,6 +19,9 @@ IDLE = frozenset({"leases.update", "leases.get", "pull", "catalog.put", "ack", "
 # Three in four operations are such; without this most faults would hit them.
 IDLE_LUCK = 6.0
 
+# What needs room at the servers: they refuse it at once while there is none.
+STORING = frozenset({"append", "publish", "put", "create", "update", "arm"})
+_NO_ROOM = StorageFull("the disk of the simulation is full", retry_after_s=30)
 # When what its caller has given up is done all the same: long after its patience.
 LATE_S = 20.0
 # Requests and replies get lost with a connection only: a host that is never heard is not what is simulated.
@@ -52,10 +56,11 @@ class Point(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """How often things go wrong, per operation (down to `vandal`) or per delivery.
+    """How often things go wrong, per operation (down to `full`) or per delivery.
 
     `unknown`: the caller gives up without knowing. `vanish`: a hint is acked and lost. `isolate`: a process hears and is
-    heard of nobody for a while. `drain`: SIGTERM. `vandal`: somebody deletes a stream or bucket that holds only hints.
+    heard of nobody for a while. `drain`: SIGTERM. `vandal`: somebody deletes a stream or bucket that holds only hints. `outage`: everybody is cut off for a while.
+    `full`: the servers store nothing for a while.
     """
 
     crash: float = 0.0
@@ -67,6 +72,8 @@ class Noise(NamedTuple):
     isolate: float = 0.0
     drain: float = 0.0
     vandal: float = 0.0
+    outage: float = 0.0
+    full: float = 0.0
     late: float = 0.0
     lost: float = 0.0
 
@@ -121,6 +128,8 @@ class SimNetwork:
         self._crashes = self._blows = 0
         self._dying: Op | None = None
         self._isolated: dict[str, float] = {}
+        # Until when nobody is heard, and nothing is stored.
+        self._back_at = self._room_at = 0.0
         self._unheard = 0
 
     def fate(self, op: Op) -> Fate:
@@ -143,7 +152,10 @@ class SimNetwork:
         if cut_off_s:
             # The client tries again every two seconds; what it wrote to the broken connection may be lost all the same.
             return Fate(cut_off_s + 2.0 * chance(), back_s) if chance() < 0.8 else Fate(None, None)
-        return self._unlucky(op, Fate(there_s, back_s), noise)
+        fate = Fate(there_s, back_s)
+        if self._room_at > self._trouble.now() and op.kind.rpartition(".")[2] in STORING:
+            return self._told(op, "NO ROOM", fate._replace(refusal=_NO_ROOM))
+        return self._unlucky(op, fate, noise)
 
     def delivery_s(self, op: Op) -> float | None:
         delay_s = _way(self._chance.random())
@@ -221,7 +233,12 @@ class SimNetwork:
                 self._isolate(op, chance.choice((1.0, 5.0, 12.0, 20.0)))
             return fate
         drawn -= noise.isolate
-        for rate, happen in ((noise.drain, self._drain), (noise.vandal, self._vandal)):
+        for rate, happen in (
+            (noise.drain, self._drain),
+            (noise.vandal, self._vandal),
+            (noise.outage, self._outage),
+            (noise.full, self._full),
+        ):
             if drawn < rate:
                 if may_die:
                     happen(op)
@@ -295,10 +312,24 @@ class SimNetwork:
     def _vandal(self, op: Op) -> None:
         self._say(op, f"meanwhile somebody deletes {self._trouble.vandal(self._chance)}")
 
+    def _outage(self, op: Op) -> None:
+        seconds = self._chance.choice((0.5, 3.0, 8.0, 20.0))
+        self._blows += 1
+        self._say(op, f"OUTAGE of {seconds} s")
+        self._back_at = self._trouble.now() + seconds
+        self._trouble.disturbed()
+
+    def _full(self, op: Op) -> None:
+        seconds = self._chance.choice((0.5, 5.0, 20.0))
+        self._blows += 1
+        self._say(op, f"NO ROOM for {seconds} s")
+        self._room_at = self._trouble.now() + seconds
+        self._trouble.disturbed()
+
     def _cut_off_s(self, op: Op) -> float:
         """For how long the process is cut off yet."""
-        until_s = self._isolated.get(op.client)
-        return max(0.0, until_s - self._trouble.now()) if until_s is not None else 0.0
+        until_s = max(self._isolated.get(op.client, 0.0), self._back_at)
+        return max(0.0, until_s - self._trouble.now())
 
     def _told(self, op: Op, what: str, fate: Fate) -> Fate:
         self._say(op, what)

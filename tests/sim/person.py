@@ -17,7 +17,7 @@ from libs.bus.creation import CreateRequest, Creation
 from libs.bus.ports import LogKey
 from libs.bus.runs import Decide
 from libs.contracts.envelope import decode_events
-from libs.contracts.errors import BusUnavailable, RequestError
+from libs.contracts.errors import RequestError, Unavailable
 from libs.contracts.events import LogEvent, RunCreated
 from libs.contracts.evolve import evolve
 from libs.contracts.http import Approval, Reconciliation, Reply, SteeringMessage
@@ -117,7 +117,7 @@ class Person:
         while True:
             try:
                 return await act()
-            except BusUnavailable:
+            except Unavailable:
                 await self._machine.clock.sleep(1.0)
 
     async def _attend(self, key: LogKey, habits: Habits) -> None:

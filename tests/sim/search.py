@@ -34,7 +34,23 @@ NOISES = (
         late=0.02,
         lost=0.02,
     ),
-    Noise(0.006, 0.004, 0.01, 0.01, 0.004, 0.02, 0.002, 0.006, 0.004, 0.01, 0.01),
+    Noise(outage=0.01, crash=0.008, late=0.02),
+    Noise(full=0.01, crash=0.008, drain=0.006),
+    Noise(
+        crash=0.006,
+        freeze=0.004,
+        slow=0.01,
+        lost_answer=0.01,
+        unknown=0.004,
+        vanish=0.02,
+        isolate=0.002,
+        drain=0.006,
+        vandal=0.004,
+        outage=0.002,
+        full=0.002,
+        late=0.01,
+        lost=0.01,
+    ),
 )
 # In some schedules one kind of process alone is killed, frozen and ended, and more often: a scheduler takes few steps, and
 # faults that are spread over all processes seldom meet the moment between two of them.

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
-from libs.bus.twin.network import Network, Op
+from libs.bus.twin.network import Fate, Network, Op
 from libs.contracts.errors import BusUnavailable, PerdureError
 
 T = TypeVar("T")
@@ -80,16 +80,17 @@ class Link:
             work = lost
         there_s = fate.there_s if fate.there_s is not None else again_s
         if there_s is not None:
-            self.timers.at(there_s, lambda: self._arrived(op, work, fate.back_s, answered))
+            self.timers.at(there_s, lambda: self._arrived(op, work, fate, answered))
         if answered is not None and (
             fate.there_s is None or fate.back_s is None or fate.there_s + fate.back_s > PATIENCE_S
         ):
             self.timers.at(PATIENCE_S, lambda: _give_up(op, answered))
 
-    def _arrived(
-        self, op: Op, work: Callable[[], T], back_s: float | None, answered: asyncio.Future[T] | None
-    ) -> None:
+    def _arrived(self, op: Op, work: Callable[[], T], fate: Fate, answered: asyncio.Future[T] | None) -> None:
+        back_s = fate.back_s
         try:
+            if fate.refusal is not None:
+                raise fate.refusal
             result = work()
         except PerdureError as error:
             self.network.done(op, error.message)

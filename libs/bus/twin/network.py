@@ -6,6 +6,8 @@ on the way back, or in the process that asked.
 
 from typing import NamedTuple, Protocol
 
+from libs.contracts.errors import PerdureError
+
 
 class Op(NamedTuple):
     """An operation of a process (`client`) on the server, or something that the server brings to a process."""
@@ -18,12 +20,14 @@ class Op(NamedTuple):
 class Fate(NamedTuple):
     """`there_s`: until the server does it (`None`: never); `back_s`: from then until the caller knows (`None`: never).
 
-    `kept`: a message that is published is not lost with its stream before anybody sees it.
+    `kept`: a message that is published is not lost with its stream before anybody sees it. `refusal`: what the server says
+    instead of doing it.
     """
 
     there_s: float | None = 0.0
     back_s: float | None = 0.0
     kept: bool = True
+    refusal: PerdureError | None = None
 
 
 class Network(Protocol):
