@@ -51,7 +51,8 @@ class CommandAccepted(View):
 
 
 class UsageView(View):
-    """Sums of the run; `cost_usd` is null as soon as one part of it is unknown."""
+    """Sums of the run and its children; `cost_usd` is null as soon as one part of it is unknown, and `estimated` says
+    that the endpoint did not count some of it. Lists do not know the latter."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -59,6 +60,7 @@ class UsageView(View):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cost_usd: float | None = None
+    estimated: bool = False
 
 
 class LeaseView(View):
@@ -360,6 +362,7 @@ def usage_view(usage: Usage) -> UsageView:
         output_tokens=usage.output_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         cost_usd=usage.cost_usd,
+        estimated=usage.estimated,
     )
 
 

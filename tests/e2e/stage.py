@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from deploy.dev import model_server
+from deploy.dev import model_script, model_server
 from deploy.dev.launcher import Launcher
 from deploy.dev.mergedlog import MergedLog
 from deploy.dev.model_script import load_script
@@ -115,8 +115,10 @@ async def stage(
     services: tuple[Service, ...] = SERVICES,
     nats_url: str | None = None,
     rules: Mapping[str, list[str]] | None = None,
+    server: Callable[[model_script.Script], ModelServer] = ModelServer,
 ) -> AsyncGenerator[Stage]:
-    """Start everything below `folder`. `script` maps a marker that a goal holds to the model's turns.
+    """Start everything below `folder`. `script` maps a marker that a goal holds to the model's turns; `server` answers
+    by it.
 
     `rules` maps a marker to what its endpoint refuses beside what every strict one does. With a `nats_url` the server is somebody else's, and the environment says how to get in.
     """
@@ -124,7 +126,7 @@ async def stage(
         {"marker": marker, "turns": turns, "rules": (rules or {}).get(marker, [])}
         for marker, turns in script.items()
     ]
-    model = ModelServer(load_script(json.dumps({"conversations": conversations}).encode()))
+    model = server(load_script(json.dumps({"conversations": conversations}).encode()))
     with (folder / "perdure.log").open("a", encoding="utf-8") as lines:
         log = MergedLog(lines, readable=False)
         async with model_server.serve(model) as model_url:
