@@ -13,6 +13,7 @@ import msgspec
 _OUR_CALL = re.compile(r"call_(\d{1,9})_\d+")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_ALTERNATE = "Conversation roles must alternate user/assistant/user/assistant/..."
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 # What one provider can write at most.
@@ -184,7 +185,9 @@ def _alternation(request: SentRequest) -> str | None:
     roles = [message.role for message in request.messages if message.role not in ("system", "tool")]
     for before, after in pairwise(roles):
         if before == after == "user":
-            return "Conversation roles must alternate user/assistant/user/assistant/..."
+            return _ALTERNATE
+    if any(before.role == after.role == "assistant" for before, after in pairwise(request.messages)):
+        return _ALTERNATE
     if roles and request.messages[-1].role == "assistant":
         return "The last message must not be of the assistant: prefill is not supported."
     return None

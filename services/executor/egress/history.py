@@ -42,7 +42,7 @@ _CLIP_SLACK_CHARS = 500
 # How a call that left is told: its beginning is enough to know it again.
 _CALL_CHARS_MAX = 120
 
-INTERRUPTED = "interrupted before a result was produced"
+INTERRUPTED = "interrupted before a result was produced; whether it had an effect is unknown: look before you call it again"
 _NO_OUTPUT = "(no output)"
 _NO_GOAL = "(no goal was given)"
 _GO_ON = UserItem(text="Go on.", origin="runtime")
@@ -251,10 +251,9 @@ def _head(state: RunState, system: str, groups: _Groups, paging: bool) -> list[M
 
 
 def _closing(state: RunState, newest: bool, group: _Group) -> list[UserItem]:
-    """Texts behind the newest unit that are not in the transcript: the inbox; the model never has the last word."""
-    if not newest:
-        return []
-    waiting = [item for item in state.inbox if item.text.strip()]
+    """Texts behind a unit that are not in the transcript: behind the newest the inbox; and the model never speaks twice
+    in a row, nor has the last word."""
+    waiting = [item for item in state.inbox if item.text.strip()] if newest else []
     return [_GO_ON] if not (waiting or group.texts or group.turn.calls) else waiting
 
 

@@ -8,9 +8,9 @@ Which call a fragment belongs to, first match:
 - an index that was seen, with another id and either a name or a whole call before it: a new call on that index
 - an index that was seen: the call that has it now, unless the fragment begins another one
 - a new index without id and name in a stream that had no indices so far: the call that streams now
+- no index, but name, id, place in the list and arguments of a call: a snapshot of that call
 - no index, an id that was seen: that call, unless the fragment begins another one
 - no index, no id, no name: the call that streams now
-- no index, no id, but name, place in the list and arguments of a call: a snapshot of that call
 - no index, no id, the name of the call that streams now and is not whole: that call
 - anything else: a new call
 A named fragment begins another call when the call before it is whole and the fragment is not that call once more.
@@ -28,6 +28,7 @@ from libs.contracts.values import ModelToolCall
 from services.executor.ingress.arguments import Arguments, read_arguments
 from services.executor.ingress.chunks import CallDelta, FunctionDelta, number_of
 from services.executor.ingress.names import meant
+from services.executor.ingress.scan import ObjectScan
 from services.executor.ingress.text import clean, clipped, without_surrogates
 
 # A turn and its intents are one record, and a record holds 256 events; more calls than this are not run.
@@ -136,15 +137,16 @@ class CallList:
         return None if call.ends_before(name, text) else call
 
     def _find_unnumbered(self, provider_id: str, name: str, text: str, position: int) -> "_Call | None":
+        if name and position < len(self._calls):
+            there = self._calls[position]
+            same = there.name == name and there.provider_id == provider_id
+            if same and there.chars == len(text) and there.text == text and there.whole:
+                return there
         if provider_id:
             known = self._known.get((None, provider_id))
             return None if known is not None and known.ends_before(name, text) else known
         if not name or self._current is None:
             return self._current
-        if position < len(self._calls):
-            there = self._calls[position]
-            if there.name == name and there.chars == len(text) and there.text == text and there.whole:
-                return there
         return self._current if name == self._current.name and not self._current.whole else None
 
 
@@ -159,9 +161,9 @@ class _Call:
         self._pieces: list[str] = []
         self._joined = ""
         self._joined_pieces = 0
-        self._closed = (
-            False  # The last character that is no space is a brace: worth a look whether it is whole.
-        )
+        self._scan = ObjectScan()
+        self._scanned_pieces = 0
+        self._parsed: bool | None = None  # Whether what the scan calls closed is JSON; asked once.
 
     @property
     def text(self) -> str:
@@ -173,8 +175,15 @@ class _Call:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing can follow these arguments any more."""
-        return self._closed and read_arguments(self.text, None).problem is None
+        """Whether nothing can follow these arguments any more. Each piece is looked at once, however often one asks."""
+        for piece in self._pieces[self._scanned_pieces :]:
+            self._scan.take(piece)
+        self._scanned_pieces = len(self._pieces)
+        if not self._scan.closed:
+            return False
+        if self._parsed is None:
+            self._parsed = read_arguments(self.text, None).problem is None
+        return self._parsed
 
     def ends_before(self, name: str, text: str) -> bool:
         """Whether a fragment with this name and text begins another call."""
@@ -192,8 +201,6 @@ class _Call:
             return  # Nothing, or the whole call once more.
         self._pieces.append(text)
         self.chars += len(text)
-        if tail := text.rstrip():
-            self._closed = tail.endswith("}")
 
     def read(self, schema: Mapping[str, object] | None) -> Arguments:
         """The arguments, read as the sum of the pieces; if that is no JSON and each piece repeats the one before it

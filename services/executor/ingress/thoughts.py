@@ -5,6 +5,8 @@ text counts, so that an answer about such tags stays an answer.
 """
 
 _TAGS = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}
+# A text that begins with more space than this begins with no tag.
+_SPACE_MAX = 1_000
 
 
 class Thoughts:
@@ -25,8 +27,9 @@ class Thoughts:
             self._open()
         if self._state == "thinking":
             thought = self._think()
-        if self._state == "between" and self._held.lstrip():
-            self._held, self._state = self._held.lstrip(), "said"
+        if self._state == "between":
+            self._held = self._held.lstrip()
+            self._state = "said" if self._held else "between"
         if self._state != "said":
             return "", thought
         said, self._held = self._held, ""
@@ -45,6 +48,9 @@ class Thoughts:
 
     def _open(self) -> None:
         head = self._held.lstrip()
+        if len(self._held) - len(head) > _SPACE_MAX:
+            self._state = "said"
+            return
         for opening, closing in _TAGS.items():
             if head.startswith(opening):
                 self._held, self._closing, self._state = head[len(opening) :], closing, "thinking"

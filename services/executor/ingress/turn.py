@@ -135,9 +135,12 @@ class TurnBuilder:
             return self._take(self._events.feed(piece))
         self._held.append(piece)
         if self._form == "unknown":
-            self._form = _form_of(b"".join(self._held))
+            head = b"".join(self._held)
+            self._form = _form_of(head)
             if self._form == "events":
-                return self._take(self._events.feed(b"".join(self._held)))
+                return self._take(self._events.feed(head))
+            # Space before anything else says nothing; half a byte order mark may.
+            self._held = [head] if head.strip() else []
         return None
 
     def finish(
