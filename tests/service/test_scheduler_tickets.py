@@ -12,6 +12,7 @@ from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
 from libs.contracts.run import RunStatus
 from libs.contracts.values import Usage
+from services.scheduler.replicas import PROMISED_MAX
 from tests.fakes.waiting import eventually, until
 from tests.service.scheduler_peers import CLOCK, NO_SWEEP, QUICK, Deployment, executor, scheduler
 
@@ -63,6 +64,17 @@ async def test_without_a_free_slot_there_is_no_ticket(place: Deployment) -> None
         assert row.ticketed_at is None
         await peer.complete(held[0].log_id)
         await place.until_status(waiting, RunStatus.RUNNING)
+
+
+async def test_no_more_tickets_are_under_way_than_an_executor_takes_soon(place: Deployment) -> None:
+    timing = NO_SWEEP._replace(claim_s=600.0)
+    async with executor(place, slots=1_000) as peer, scheduler(place, timing=timing) as process:
+        peer.claims = False
+        rows = process.scheduler.rows
+        await asyncio.gather(*(place.create() for _ in range(PROMISED_MAX + 5)))
+        await until(lambda: len(rows) == PROMISED_MAX + 5, "all runs are seen")
+        await until(lambda: len(peer.tickets) == PROMISED_MAX, "as many tickets as are allowed came")
+        assert sum(row.ticketed_at is not None for row in rows) == PROMISED_MAX
 
 
 async def test_an_executor_without_a_model_gets_no_ticket(place: Deployment) -> None:
