@@ -22,8 +22,8 @@ export UV_SYSTEM_CERTS ?= true
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
 
-demo: .venv/.ready ## one run from task to verdict, offline, through five real services
-	@$(BIN)/python -m deploy.dev.demo $(ARGS)
+demo: .venv/.ready ## one run from task to verdict, offline, through five real services (MODEL=real: with your model)
+	@$(BIN)/python -m deploy.dev.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 up: .venv/.ready ## everything on this machine (ARGS="--port 9000")
 	@$(BIN)/perdure up $(ARGS)

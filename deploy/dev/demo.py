@@ -1,9 +1,11 @@
-"""`make demo`: one run from task to verdict, offline, through five real services.
+"""`make demo`: one run from task to verdict, offline, through five real services; `make demo MODEL=real`: the same with
+the model that `OPENAI_*` and `MODEL_ID` name.
 
-Invariant: it exits 0 only when the run is COMPLETED and its verification PASSED; when it ends, by whatever, no process
-is left, and no file unless it failed and the logs are worth reading.
+Invariant: it exits 0 only when the run is COMPLETED and its verification PASSED, whatever the model says; when it ends,
+by whatever, no process is left, and no file unless it failed and the logs are worth reading.
 """
 
+import argparse
 import asyncio
 import difflib
 import json
@@ -12,8 +14,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import uvloop
@@ -21,34 +23,46 @@ import uvloop
 from deploy.cli.eventlines import fields, show_checks, show_event, text, whole
 from deploy.cli.progress import Progress
 from deploy.cli.terminal import Screen, Tone, printable
-from deploy.dev import demo_repair
-from deploy.dev.child import Child, Program
+from deploy.dev import demo_model, demo_repair
 from deploy.dev.launcher import Launcher
 from deploy.dev.mergedlog import MergedLog
-from deploy.dev.nats_server import free_port
 from deploy.dev.plan import Plan
+from libs.chassis.settings import read_environment
 from libs.client import PerdureClient
-from libs.contracts.errors import PerdureError
+from libs.contracts.errors import ConfigurationError, PerdureError
 from libs.contracts.http import TaskCreate
 from libs.contracts.run import RunStatus
 from libs.contracts.views import RunView
 
-# The whole demo takes 5 to 10 s on two cores; whatever is slower than this hangs.
-_WATCHDOG_S = 60.0
-_MODEL_S = 10.0
-_LOOK_S = 0.02
+# With the script the whole demo takes 5 to 10 s on two cores; whatever is slower than this hangs. A real model may think,
+# and takes its own way.
+_WATCHDOG_S, _REAL_WATCHDOG_S = 60.0, 900.0
+# Enough for a detour; a model that needs more will not get there. Nobody answers questions in a demo.
+_REAL_TASK: dict[str, object] = {"limits": {"max_iterations": 30, "timeout_s": 800}, "unattended": True}
 _TAIL_LINES = 15
 _DIFF_TONES: dict[str, Tone] = {"+": "good", "-": "bad", "@": "dim"}
 
 
 def main() -> None:
     """Run the demo; the exit code tells whether it held."""
+    parser = argparse.ArgumentParser(prog="make demo", description="One run from task to verdict.")
+    parser.add_argument(
+        "--model",
+        choices=("scripted", "real"),
+        default="scripted",
+        help="scripted, offline (default), or the one that OPENAI_* and MODEL_ID name (make demo MODEL=real)",
+    )
+    try:
+        real = demo_model.real(read_environment()) if parser.parse_args().model == "real" else None
+    except ConfigurationError as error:
+        sys.stderr.write(f"demo: {error.message}\n")
+        sys.exit(2)
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
     log = MergedLog((folder / "demo.log").open("w", encoding="utf-8"), readable=False)
     screen = Screen()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            passed = runner.run(_bounded(folder, log, screen))
+            passed = runner.run(_bounded(folder, log, screen, real))
     except KeyboardInterrupt:
         sys.exit(_swept(folder, log, 130))
     except BrokenPipeError:
@@ -58,6 +72,8 @@ def main() -> None:
     log.close()
     if not passed:
         _explain(folder)
+        if real is not None:
+            sys.stderr.write("demo: `.venv/bin/perdure check-model` examines the model's endpoint\n")
         sys.exit(1)
     shutil.rmtree(folder)
 
@@ -68,35 +84,39 @@ def _swept(folder: Path, log: MergedLog, code: int) -> int:
     return code
 
 
-async def _bounded(folder: Path, log: MergedLog, screen: Screen) -> bool:
+async def _bounded(folder: Path, log: MergedLog, screen: Screen, real: dict[str, str] | None) -> bool:
+    watchdog_s = _WATCHDOG_S if real is None else _REAL_WATCHDOG_S
     try:
-        async with asyncio.timeout(_WATCHDOG_S):
-            return await _demo(folder, log, screen)
+        async with asyncio.timeout(watchdog_s):
+            return await _demo(folder, log, screen, real)
     except TimeoutError:
-        sys.stderr.write(f"demo: not done after {_WATCHDOG_S:g} s\n")
+        sys.stderr.write(f"demo: not done after {watchdog_s:g} s\n")
     except PerdureError as error:
         sys.stderr.write(f"demo: {error.message}\n")
     return False
 
 
-async def _demo(folder: Path, log: MergedLog, screen: Screen) -> bool:
+async def _demo(folder: Path, log: MergedLog, screen: Screen, real: dict[str, str] | None) -> bool:
     data = folder / "data"
     project = data / "workspaces" / demo_repair.WORKSPACE
     shutil.copytree(demo_repair.PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
     began = time.monotonic()
-    async with _scripted_model(folder, log) as model_url:
-        plan = Plan(data=data, environment=_environment(model_url), port=0, directory=folder)
+    model = demo_model.scripted(folder, log) if real is None else nullcontext(real)
+    async with model as told:
+        environment = {**told, "RUN_TESTS_COMMAND": json.dumps(demo_repair.TESTS_COMMAND)}
+        plan = Plan(data=data, environment=environment, port=0, directory=folder)
         async with Launcher(plan, log) as perdure:
             names = ", ".join(f"{name} {pid}" for name, pid in sorted(perdure.pids.items()))
             screen.line(
                 screen.paint(f"ready after {time.monotonic() - began:.1f} s at {perdure.url}", "bold")
             )
             screen.line(screen.paint(f"processes: {names}", "dim"))
+            screen.line(screen.paint(f"model: {printable(told['MODEL_ID'])}", "dim"))
             with ExitStack() as unless_watched:
                 # A demo that fails or is stopped has nothing to drain.
                 unless_watched.callback(perdure.hurry)
                 async with PerdureClient(perdure.url) as client:
-                    run, progress, elapsed_s = await _watch(client, screen)
+                    run, progress, elapsed_s = await _watch(client, screen, _REAL_TASK if real else {})
                 unless_watched.pop_all()
     screen.line()
     screen.line(whole(run.answer or (run.error.message if run.error else "(no answer)")))
@@ -111,7 +131,9 @@ async def _demo(folder: Path, log: MergedLog, screen: Screen) -> bool:
     return passed
 
 
-async def _watch(client: PerdureClient, screen: Screen) -> tuple[RunView, Progress, float]:
+async def _watch(
+    client: PerdureClient, screen: Screen, more: Mapping[str, object]
+) -> tuple[RunView, Progress, float]:
     """Submit the task and show its events as they happen, until it ends."""
     task = TaskCreate.model_validate(
         {
@@ -119,6 +141,7 @@ async def _watch(client: PerdureClient, screen: Screen) -> tuple[RunView, Progre
             "workspace": demo_repair.WORKSPACE,
             "acceptance": demo_repair.ACCEPTANCE,
             "auto_start": True,
+            **more,
         }
     )
     progress, began = Progress(), time.monotonic()
@@ -131,53 +154,6 @@ async def _watch(client: PerdureClient, screen: Screen) -> tuple[RunView, Progre
         screen.status(progress.line(time.monotonic() - began))
     screen.status("")
     return await client.run(created.run_id), progress, time.monotonic() - began
-
-
-def _environment(model_url: str) -> dict[str, str]:
-    """What the demo's services know: the machine's surroundings, the scripted model, and how to test the project.
-
-    The settings of whoever runs the demo stay outside, so that it shows the same everywhere.
-    """
-    kept = {
-        name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR") if name in os.environ
-    }
-    return {
-        **kept,
-        "OPENAI_API_KEY": "the-scripted-model-takes-any",
-        "OPENAI_BASE_URL": f"{model_url}/v1",
-        "MODEL_ID": "scripted",
-        "RUN_TESTS_COMMAND": json.dumps(demo_repair.TESTS_COMMAND),
-    }
-
-
-@asynccontextmanager
-async def _scripted_model(folder: Path, log: MergedLog) -> AsyncGenerator[str]:
-    """The scripted model as a process of its own; yields its address."""
-    script = folder / "script.json"
-    script.write_text(demo_repair.script())
-    port = free_port()
-    argv = (sys.executable, "-m", "deploy.dev.model_server", "--script", str(script), "--port", str(port))
-    environment: Mapping[str, str] = {"PATH": os.environ.get("PATH", os.defpath)}
-    child = Child(Program(name="model", argv=argv, environment=dict(environment), drain_s=2.0), log)
-    running = asyncio.create_task(child.run())
-    try:
-        async with asyncio.timeout(_MODEL_S):
-            while not await _listens(port):  # noqa: ASYNC110 nobody tells when another process listens
-                await asyncio.sleep(_LOOK_S)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await child.drain()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def _listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 def _show_diff(screen: Screen, project: Path) -> None:

@@ -10,16 +10,20 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from deploy.dev import demo_repair
+from deploy.dev.model_script import Answer, Conversation, Script, load_script
+from deploy.dev.model_server import ModelServer, serve
+
 # The demo bounds itself at 60 s and its drain behind that; this is for a demo whose own watchdog fails.
 _DEADLINE_S = 100.0
 
 
 @asynccontextmanager
-async def demo(folder: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
+async def demo(folder: Path, *words: str, **more: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     """The demo as a process, its temporary files below `folder`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deploy.dev.demo"),
-        env={**os.environ, "TMPDIR": str(folder)},
+        *(sys.executable, "-m", "deploy.dev.demo", *words),
+        env={**os.environ, "TMPDIR": str(folder), **more},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -60,6 +64,39 @@ async def test_the_demo_ends_completed_and_passed_and_leaves_nothing_behind(tmp_
     assert "\x1b" not in text
     assert not list(tmp_path.iterdir())
     assert not living(tmp_path)
+
+
+async def test_with_a_real_model_the_demo_is_what_that_model_makes_of_it(tmp_path: Path) -> None:
+    turns = load_script(demo_repair.script().encode()).conversations[0].turns
+    # It claims to be done before it is, like models do; the verifier says so, and it goes on.
+    claim = Answer(text="All tests pass now.")
+    server = ModelServer(Script(conversations=[Conversation(turns=[claim, *turns])]))
+    async with serve(server) as url, asyncio.timeout(_DEADLINE_S):
+        known = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key-of-a-user", "MODEL_ID": "theirs"}
+        async with demo(tmp_path, "--model", "real", **known) as process:
+            output, _ = await process.communicate()
+    text = output.decode()
+    assert process.returncode == 0, text
+    for part in (
+        "model: theirs",
+        "verification.completed FAILED",
+        "verification PASSED",
+        "COMPLETED, PASSED",
+    ):
+        assert part in text, text
+    assert {asked.model for asked in server.asked} == {"theirs"}
+    assert {headers["authorization"] for headers in server.headers} == {"Bearer key-of-a-user"}
+    assert "key-of-a-user" not in text
+    assert not list(tmp_path.iterdir())
+
+
+async def test_without_a_model_the_demo_of_a_real_one_says_what_to_set(tmp_path: Path) -> None:
+    known = dict.fromkeys(("OPENAI_API_KEY", "DASHSCOPE_API_KEY", "MODEL_ID"), "")
+    async with demo(tmp_path, "--model", "real", **known) as process, asyncio.timeout(_DEADLINE_S):
+        output, _ = await process.communicate()
+    assert process.returncode == 2
+    assert b"OPENAI_API_KEY and MODEL_ID not set" in output
+    assert not list(tmp_path.iterdir())
 
 
 async def test_an_interrupted_demo_stops_all_that_it_started(tmp_path: Path) -> None:
