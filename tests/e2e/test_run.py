@@ -46,6 +46,17 @@ SCRIPT: Script = {
         calls(*(call("write_file", path=path, content="x") for path in ESCAPES)),
         says("None of it worked."),
     ],
+    "[order]": [
+        calls(
+            call("write_file", path="n.txt", content="one\n"),
+            call("read_file", path="n.txt"),
+            call("edit_file", path="./n.txt", old_str="one", new_str="two"),
+            call("echo", text="beside"),
+            call("apply_patch", patch="*** Begin Patch\n*** Update File: n.txt\n-two\n+three\n*** End Patch"),
+            call("search_text", pattern="three"),
+        ),
+        says("All six."),
+    ],
     "[answer]": [says("The answer is 42.")],
     "[liar]": [says("I created `report.md` with all the details.")] * 4,
 }
@@ -129,6 +140,30 @@ async def test_a_cancel_while_waiting_for_input_is_the_last_event(on: Stage) -> 
     await on.client.cancel(run_id)
     assert (await on.client.run(run_id)).status == "CANCELLED"
     assert (await on.events(run_id))[-1].type == "run.cancelled"
+
+
+async def test_calls_of_one_turn_that_touch_the_same_file_happen_and_are_told_in_the_order_of_the_model(
+    on: Stage,
+) -> None:
+    folder = on.workspace("ordered", {"run_tests.sh": "exit 0\n"})
+    run_id = await on.submit("[order]", workspace="ordered")
+    assert (await on.ended(run_id)).status == "COMPLETED"
+    events = await on.events(run_id)
+    asked = [event.payload["call_id"] for event in events if event.type == "tool.requested"]
+    said = {
+        event.payload["call_id"]: str(event.payload["output"])
+        for event in events
+        if event.type == "tool.completed"
+    }
+    assert [said[call_id].splitlines()[-1] for call_id in asked] == [
+        "created n.txt: 1 lines, 4 bytes",
+        "     1\tone",
+        "edited n.txt: 1 replacement at line 1; the file now has 1 lines",
+        "beside",
+        "M n.txt: 1 hunk at line 1",
+        "(1 matching lines in 1 of 2 files)",
+    ]
+    assert (folder / "n.txt").read_text() == "three\n"
 
 
 async def test_escapes_from_the_workspace_are_errors_of_the_tool_and_the_run_goes_on(on: Stage) -> None:

@@ -68,6 +68,7 @@ PURE = (
     "services.executor.tools.runtime",
     "services.scheduler.admission",
     "services.toolhost.tools.edits",
+    "services.toolhost.tools.encodings",
     "services.toolhost.tools.lines",
     "services.toolhost.tools.patching",
     "services.verifier.claims",

@@ -166,6 +166,9 @@ def test_what_both_dialects_have_in_common_is_known(pattern: str) -> None:
             "|*",
             "\\/",
             "a{3}{2}",
+            "a|^b",
+            "$a",
+            "(a$)",
         ),
     ],
 )

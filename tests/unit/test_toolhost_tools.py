@@ -113,7 +113,7 @@ async def test_odd_files_get_typed_answers(tmp_path: Path) -> None:
     (root / "latin").write_bytes(b"caf\xe9\n")
     (root / "zeros").write_bytes(b"a\0b")
     (root / "paper.pdf").write_bytes(b"%PDF-1.7 plain")
-    (root / "utf16").write_bytes("text".encode("utf-16"))
+    (root / "utf16").write_bytes(b"\xff\xfet\0x")
     (root / "folder").mkdir()
     os.mkfifo(root / "pipe")
     empty = await call(tools, "read_file", path="empty")
@@ -135,6 +135,25 @@ async def test_odd_files_get_typed_answers(tmp_path: Path) -> None:
         outcome = await call(tools, "read_file", path=name)
         assert (outcome.ok, outcome.metadata["error_code"]) == (False, code)
         assert word in outcome.output
+
+
+@pytest.mark.parametrize("name,mark", [("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff")])
+async def test_a_text_in_utf16_is_read_searched_edited_and_patched_in_its_own_encoding(
+    tmp_path: Path, name: str, mark: bytes
+) -> None:
+    tools = context(tmp_path)
+    file = tools.guard.root / "win.reg"
+    file.write_bytes(mark + "one\r\ntwö\r\n".encode(name))
+    shown = await call(tools, "read_file", path="win.reg")
+    assert (
+        shown.output == f"win.reg: lines 1-2 of 2 ({name.upper()}; CRLF line ends)\n     1\tone\n     2\ttwö"
+    )
+    assert shown.metadata["sha256"] == sha256(file.read_bytes())
+    assert (await call(tools, "search_text", pattern="^twö$")).metadata["matches"] == 1
+    assert (await call(tools, "edit_file", path="win.reg", old_str="one\ntwö", new_str="uno 🎉\ndue")).ok
+    patch = "*** Begin Patch\n*** Update File: win.reg\n uno 🎉\n-due\n+tre\n*** End Patch"
+    assert (await call(tools, "apply_patch", patch=patch)).ok
+    assert file.read_bytes() == mark + "uno 🎉\r\ntre\r\n".encode(name)
 
 
 async def test_a_huge_file_and_an_endless_line_are_read_in_bounded_memory(tmp_path: Path) -> None:

@@ -24,11 +24,13 @@ from services.toolhost.errors import (
     ToolFailure,
 )
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
+from services.toolhost.tools.encodings import as_utf8
 from services.toolhost.tools.files import (
     FILE_BYTES_MAX,
     FileChange,
     Plan,
     apply,
+    change_of,
     digests_of,
     line_count,
     require_seen,
@@ -130,9 +132,9 @@ class _Files:
     def changes(self) -> tuple[FileChange, ...]:
         """What is different from the disk, in the order of the patch."""
         return tuple(
-            FileChange(
-                path=path,
-                before_sha256=None if file.before is None else hashlib.sha256(file.before).hexdigest(),
+            change_of(
+                path,
+                before=None if file.before is None else hashlib.sha256(file.before).hexdigest(),
                 after=file.now,
                 mode=file.new_mode,
             )
@@ -154,28 +156,30 @@ class _Files:
         data = self._content(path, file)
         if not part.hunks and part.move is None and part.executable is None:
             raise PatchEmpty("its update has no hunks, so nothing would change")
-        fitted = patched(data, part.hunks)
+        text = as_utf8(data)
+        fitted = patched(text.data, part.hunks)
+        after = text.back(fitted.after)
         mode = file.new_mode if file.new_mode is not None else file.mode
         if part.executable is not None and mode is not None:
             mode = mode | 0o111 if part.executable else mode & ~_EXECUTABLE
             file.new_mode = mode
-        self._hold(len(fitted.after))
+        self._hold(len(after))
         notes = _places(fitted.lines) + "".join(f", found but for {what}" for what in fitted.overlooked)
         target = self._context.guard.spelled(part.move) if part.move is not None else path
         if target == path:
-            file.now = fitted.after
+            file.now = after
             return f"M {shown(path)}{notes}"
         moved = self._file(target)
         if moved.now is not None:
             raise PatchConflict(f"it cannot become {shown(target)}, which exists already")
         file.now, file.new_mode = None, None
-        moved.now, moved.new_mode = fitted.after, mode
+        moved.now, moved.new_mode = after, mode
         return f"R {shown(path)} -> {shown(target)}{notes}"
 
     def _delete(self, path: str, part: FilePatch) -> str:
         file = self._file(path)
         data = self._content(path, file)
-        if part.hunks and patched(data, part.hunks).after:
+        if part.hunks and patched(as_utf8(data).data, part.hunks).after:
             raise PatchNoMatch("the patch deletes it, but it holds more than the patch says; read it again")
         if not part.hunks and file.before is not None:
             require_seen(self._context.seen, path, hashlib.sha256(file.before).hexdigest(), None)

@@ -8,6 +8,7 @@ import msgspec
 from libs.contracts.tools import Semantics, ToolSpec
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
 from services.toolhost.tools.edits import Edit, edit
+from services.toolhost.tools.encodings import as_utf8
 from services.toolhost.tools.files import FILE_BYTES_MAX, Plan, apply, line_count, plan_of
 from services.toolhost.tools.names import shown
 
@@ -60,16 +61,18 @@ def _planned(context: ToolContext, wanted: EditFileArguments) -> Plan:
     context.guard.require_writable(path)
     data = context.guard.read(path, bytes_max=FILE_BYTES_MAX)
     before = hashlib.sha256(data).hexdigest()
-    edited = edit(data, wanted.old_str, wanted.new_str, replace_all=bool(wanted.replace_all))
+    text = as_utf8(data)
+    edited = edit(text.data, wanted.old_str, wanted.new_str, replace_all=bool(wanted.replace_all))
+    after = text.back(edited.after)
     count, total = len(edited.lines), line_count(edited.after)
     named = ", ".join(map(str, edited.lines[:_LINES_NAMED_MAX])) + (", …" if count > _LINES_NAMED_MAX else "")
     where = f"1 replacement at line {named}" if count == 1 else f"{count} replacements at lines {named}"
     return plan_of(
         path,
         before=before,
-        after=edited.after,
+        after=after,
         said=f"edited {shown(path)}: {where}; the file now has {total} lines{_notes(context, path, before, edited)}",
-        metadata={"total_lines": total, "size_bytes": len(edited.after), "replacements": count},
+        metadata={"total_lines": total, "size_bytes": len(after), "replacements": count},
     )
 
 

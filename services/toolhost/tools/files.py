@@ -27,17 +27,14 @@ GONE = ""
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a plan: `before_sha256` is None for a new file, `after` is None for one that goes. `mode` holds the
-    permission bits that it will have; None keeps them."""
+    """One file of a plan: `before_sha256` is None for a new file, `after` and its digest are None for one that goes.
+    `mode` holds the permission bits that it will have; None keeps them."""
 
     path: str
     before_sha256: str | None
     after: bytes | None
+    after_sha256: str | None
     mode: int | None = None
-
-    @property
-    def after_sha256(self) -> str | None:
-        return None if self.after is None else hashlib.sha256(self.after).hexdigest()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,18 +54,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {change.path: change.after_sha256 or GONE for change in self.changes}
 
 
+def change_of(path: str, *, before: str | None, after: bytes | None, mode: int | None = None) -> FileChange:
+    digest = None if after is None else hashlib.sha256(after).hexdigest()
+    return FileChange(path=path, before_sha256=before, after=after, after_sha256=digest, mode=mode)
+
+
 def plan_of(path: str, *, before: str | None, after: bytes, said: str, metadata: dict[str, object]) -> Plan:
     """A plan for one file, with its digests in the metadata too."""
-    change = FileChange(path=path, before_sha256=before, after=after)
+    change = change_of(path, before=before, after=after)
     digests: dict[str, object] = {"path": path, "sha256_before": before, "sha256": change.after_sha256}
     return Plan(changes=(change,), outcome=Outcome(ok=True, output=said, metadata={**digests, **metadata}))
 
 
 def apply(guard: WorkspaceGuard, plan: Plan, undo: UndoLog) -> Outcome:
     """Carries the plan out, or finds that it has been. Blocking."""
-    waiting = [change for change in plan.changes if not _is_done(guard, change)]
-    for change in waiting:
-        if sha256_of(guard, change.path) != change.before_sha256:
+    waiting: list[FileChange] = []
+    for change in plan.changes:
+        found = sha256_of(guard, change.path)
+        if _is_done(guard, change, found):
+            continue
+        waiting.append(change)
+        if found != change.before_sha256:
             raise FileChanged(
                 f"{change.path!r} was changed by something else meanwhile; read it again, then repeat the change"
             )
@@ -103,10 +109,10 @@ def done_before(before: Mapping[str, str | None], after: Mapping[str, str]) -> O
     """The answer of a change that an earlier attempt had made."""
     listed = ", ".join(map(shown, after))
     said = f"{listed}: as wanted, an earlier attempt of this call had written it"
-    if len(after) > 1:
+    if len(after) > 1 or GONE in after.values():
         return Outcome(ok=True, output=said, metadata=digests_of(before, after))
     [(path, digest)] = after.items()
-    metadata: dict[str, object] = {"path": path, "sha256": digest or None, "sha256_before": before.get(path)}
+    metadata: dict[str, object] = {"path": path, "sha256": digest, "sha256_before": before.get(path)}
     return Outcome(ok=True, output=said, metadata=metadata)
 
 
@@ -133,8 +139,8 @@ def line_count(data: bytes) -> int:
     return data.count(b"\n") + (1 if data and not data.endswith(b"\n") else 0)
 
 
-def _is_done(guard: WorkspaceGuard, change: FileChange) -> bool:
-    if sha256_of(guard, change.path) != change.after_sha256:
+def _is_done(guard: WorkspaceGuard, change: FileChange, found: str | None) -> bool:
+    if found != change.after_sha256:
         return False
     return change.mode is None or change.after is None or guard.stat(change.path).mode == change.mode
 

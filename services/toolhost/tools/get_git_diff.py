@@ -1,5 +1,7 @@
 """`get_git_diff`: what changed in the workspace since the run began, from the hidden repository."""
 
+import asyncio
+
 import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
@@ -33,7 +35,8 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     wanted = decoded(arguments, GetGitDiffArguments)
     if context.baseline_commit is None:
         raise NotConfigured("this workspace has no baseline for the run, so there is nothing to compare with")
-    text = await context.repository.diff(context.baseline_commit, wanted.path)
+    path = await asyncio.to_thread(context.guard.spelled, wanted.path) if wanted.path else None
+    text = await context.repository.diff(context.baseline_commit, path)
     if not text:
         return Outcome(ok=True, output="no changes since the run began", metadata={"changed": False})
     return Outcome(ok=True, output=clip(text, context.output_chars_max), metadata={"changed": True})

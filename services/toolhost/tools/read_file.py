@@ -14,6 +14,8 @@ from libs.contracts.tools import Semantics, ToolSpec
 from services.toolhost.errors import BeyondEnd, BinaryFile, FileTooLarge, InvalidArguments
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
+from services.toolhost.tools.encodings import UTF_16_MARKS, Utf8, as_utf8
+from services.toolhost.tools.files import FILE_BYTES_MAX
 from services.toolhost.tools.lines import BOM
 from services.toolhost.tools.names import shown
 
@@ -74,10 +76,15 @@ def _read(guard: WorkspaceGuard, path: str, offset: int, max_lines: int, chars_m
         if size > _FILE_BYTES_MAX:
             raise FileTooLarge(f"{path!r} has {size} bytes; search_text finds lines in files up to 32 MiB")
         scan = _Scan(offset, max_lines, chars_max)
-        while block := file.read(_BLOCK_BYTES):
-            if not scan.size and (kind := _binary_kind(block[:_SNIFF_BYTES])):
-                raise BinaryFile(f"{path!r} is not text ({kind}, {size} bytes) and is not shown")
+        block = file.read(_BLOCK_BYTES)
+        if block.startswith(UTF_16_MARKS) and size <= FILE_BYTES_MAX:
+            block += file.read(FILE_BYTES_MAX)
+            scan.take_whole(block, as_utf8(block))
+        if not scan.encoding and (kind := _binary_kind(block[:_SNIFF_BYTES])):
+            raise BinaryFile(f"{path!r} is not text ({kind}, {size} bytes) and is not shown")
+        while block and not scan.encoding:
             scan.take(block)
+            block = file.read(_BLOCK_BYTES)
         scan.finish()
     if offset > max(1, scan.total_lines):
         raise BeyondEnd(f"{path!r} has {scan.total_lines} lines; offset {offset} is beyond the end")
@@ -121,7 +128,14 @@ class _Scan:
         # The line in the making: its beginning, and how long it is in all.
         self._line = bytearray()
         self._line_bytes = 0
+        self.encoding = ""
         self._is_crlf = self._has_bom = self._has_bad_bytes = self._ends_open = False
+
+    def take_whole(self, raw: bytes, text: Utf8) -> None:
+        """A file in another encoding, if it is one."""
+        if text.said:
+            self.take(text.data)
+            self.digest, self.size, self.encoding = hashlib.sha256(raw), len(raw), text.said
 
     def take(self, block: bytes) -> None:
         if not self.size and block.startswith(BOM):
@@ -146,6 +160,7 @@ class _Scan:
 
     def notes(self) -> str:
         notes = [
+            *([self.encoding] if self.encoding else []),
             *(["CRLF line ends"] if self._is_crlf else []),
             *(["byte order mark"] if self._has_bom else []),
             *(["not all UTF-8: such bytes are shown as �"] if self._has_bad_bytes else []),

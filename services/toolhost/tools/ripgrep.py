@@ -27,7 +27,7 @@ _TOKEN = re.compile(
               | \[\^?(?:[A-Za-z0-9]-[A-Za-z0-9]|[A-Za-z0-9_\ ,:;=!@%./<>"'(){}*+?$|\#]|\\[dws.\]\[\\^\-])+\]
               | \) )
     | (?P<repeat> (?:[*+?]|\{\d{1,2}(?:,\d{0,2})?\})\?? )
-    | (?P<other> \((?:\?:)?|\||\^|\$|\\b )
+    | (?P<other> \((?:\?:)?|\||\\b|(?<![\s\S])\^|\$(?![\s\S]) )
     """,
     re.VERBOSE,
 )
@@ -88,7 +88,8 @@ def sieve_for(program: str | None, pattern: str, *, ignore_case: bool, bytes_in_
 
 def means_the_same(pattern: str) -> bool:
     """Whether the pattern is in the part that Python's dialect and ripgrep's have in common: ASCII characters, classes
-    of them, groups, choices, edges, and one repetition of what can be repeated."""
+    of them, groups, choices, edges (`^` and `$` only around everything: elsewhere an old ripgrep errs on empty lines), and
+    one repetition of what can be repeated."""
     at = 0
     repeatable = False
     while at < len(pattern):

@@ -22,6 +22,7 @@ from services.toolhost.entries import FileKind
 from services.toolhost.errors import FileTooLarge, InvalidPattern, SearchTooCostly, ToolFailure
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded, matching
+from services.toolhost.tools.encodings import as_utf8
 from services.toolhost.tools.names import shown
 from services.toolhost.tools.ripgrep import BATCH_FILES, Sieve, sieve_for
 
@@ -188,12 +189,13 @@ def _contents(
                 raise
             found.skip("unreadable")
             continue
-        if b"\0" in data[:_SNIFF_BYTES]:
+        text = as_utf8(data).data
+        if b"\0" in text[:_SNIFF_BYTES]:
             found.skip("binary")
             continue
         found.searched_files += 1
         found.searched_bytes += len(data)
-        yield path, data
+        yield path, text
 
 
 def _search_here(wanted: SearchTextArguments, contents: Iterator[tuple[str, bytes]], found: _Found) -> None:
