@@ -1,6 +1,7 @@
 """The one retry owner: what is tried again, how often, how long, and what everybody sees of it."""
 
 import asyncio
+from typing import Literal
 
 import pytest
 
@@ -157,6 +158,22 @@ async def test_a_broken_stream_is_tried_again_under_a_higher_attempt(broken: Ans
     assert (turn.content, turn.attempt) == ("abcdef", 2)
     assert shown.texts[2] == "abcdef"
     assert shown.texts.get(1, "abc") == "abc"
+
+
+@pytest.mark.parametrize("end", ["reset", "eof"])
+async def test_what_a_broken_stream_had_counted_is_spent_once_and_what_it_had_not_is_not_guessed(
+    end: Literal["reset", "eof"],
+) -> None:
+    counting = [chunk(content="abc"), usage(10, 1), chunk(content="def"), usage(10, 4)]
+    broken = Answer(base64=sent(b"".join(counting)), end=end, chunk_delay_s=0.01)
+    silent = Answer(base64=sent(chunk(content="abc")), end=end, chunk_delay_s=0.01)
+    whole = Answer(base64=sent(chunk(content="done") + fin("stop") + usage(10, 5) + DONE))
+    prices = {"first": Price(input=1.0, output=1_000_000.0)}
+    async with talking(Answer(attempts=[broken, silent, whole]), prices=prices) as peer:
+        spent = (await peer.model.complete(asked(), ignore)).usage
+    assert (spent.requests, spent.input_tokens, spent.output_tokens) == (2, 20, 9)
+    assert spent.cost_usd == pytest.approx(9.00002)
+    assert not spent.estimated
 
 
 async def test_nobody_listening_is_a_passing_fault() -> None:

@@ -219,13 +219,18 @@ class Model:
     async def _exchange(
         self, name: str, request: ModelRequest, profile: Profile, on_delta: OnDelta, call: "_Call"
     ) -> ModelTurn | WireFault:
-        """One HTTP request. Raises `Refused`, `Unreachable`."""
+        """One HTTP request; what a stream that breaks off had counted is spent all the same. Raises `Refused`,
+        `Unreachable`."""
         builder = TurnBuilder()
-        async with request.tap(self._post)(body(name, request, profile)) as pieces:
-            while not (builder.over or builder.settled):
-                if not await self._read(builder, pieces, on_delta, call.attempt):
-                    break
-            await self._settle(builder, pieces, on_delta, call.attempt)
+        try:
+            async with request.tap(self._post)(body(name, request, profile)) as pieces:
+                while not (builder.over or builder.settled):
+                    if not await self._read(builder, pieces, on_delta, call.attempt):
+                        break
+                await self._settle(builder, pieces, on_delta, call.attempt)
+        except Unreachable:
+            self._count(builder, name, call)
+            raise
         if builder.strays:
             _log.warning("model.stray_choices", model=name, count=builder.strays)
         names = names_of(request.schemas, profile)
@@ -235,9 +240,15 @@ class Model:
             names=names,
             input_tokens=request.estimated_tokens,
         )
+        if isinstance(turn, WireFault):
+            self._count(builder, name, call)
         if profile.text_calls and request.tools is not None and isinstance(turn, ModelTurn):
             return with_spoken_calls(turn, request.iteration, request.schemas, names)
         return turn
+
+    def _count(self, builder: TurnBuilder, name: str, call: "_Call") -> None:
+        if builder.counted is not None:
+            call.spent = call.spent.plus(priced(builder.counted, name, self._prices))
 
     async def _settle(
         self, builder: TurnBuilder, pieces: AsyncIterator[bytes], on_delta: OnDelta, attempt: int

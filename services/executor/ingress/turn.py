@@ -123,6 +123,11 @@ class TurnBuilder:
         """Choices other than the first, which nobody asked for; they were passed over."""
         return self._strays
 
+    @property
+    def counted(self) -> Usage | None:
+        """What the provider has counted so far; `None` when it has counted nothing."""
+        return self._frame.usage() if self._frame is not None else None
+
     def feed(self, piece: bytes) -> Delta | None:
         """Take the next bytes; the text they added, if any."""
         if self.over:
@@ -171,9 +176,8 @@ class TurnBuilder:
         self._content.add([said])
         self._reasoning.add([thought])
         content, reasoning = self._content.whole(), self._reasoning.whole()
-        if self._frame is not None:
-            usage = self._frame.usage()
-        else:
+        usage = self.counted
+        if usage is None:
             output = estimated_tokens(len(content) + len(reasoning) + self._calls.chars)
             usage = Usage(requests=1, input_tokens=input_tokens, output_tokens=output, estimated=True)
         refusal = self._refusal.whole()
