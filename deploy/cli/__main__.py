@@ -203,7 +203,7 @@ def _runs(runs: argparse.ArgumentParser) -> None:
     message = actions.add_parser("message", help="steer a run: the text reaches the model with its next turn")
     of_one_run = (show, events, questions, tail, export, *others, reply, approve, reconcile, message)
     for command in of_one_run:
-        command.add_argument("run_id", metavar="RUN")
+        command.add_argument("run_id", metavar="RUN", help="the run's id, as `perdure runs list` shows it")
     reply.add_argument("answer", metavar="ANSWER")
     reply.add_argument("--question", metavar="ID", help="refuse unless this is the question it waits on")
     for command in (approve, reconcile):

@@ -24,7 +24,7 @@ from services.executor.endpoint.completion import ModelSettings, Patience, open_
 from services.executor.settings import ExecutorSettings
 
 # Where the client looks when nothing else is said.
-_DEFAULT_URL = "https://api.openai.com/v1"
+DEFAULT_URL = "https://api.openai.com/v1"
 
 
 def main(args: argparse.Namespace) -> Exit:
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> Exit:
         return refused(error.message)
     screen, findings = Screen(), list[Finding]()
     model = str(args.model or settings.model_id or "")
-    url = settings.base_url or _DEFAULT_URL
+    url = settings.base_url or DEFAULT_URL
 
     async def examine() -> None:
         async with aclosing(examined(settings, model, url, args.timeout)) as found:

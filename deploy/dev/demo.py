@@ -54,6 +54,8 @@ def main() -> None:
     )
     try:
         real = demo_model.real(read_environment()) if parser.parse_args().model == "real" else None
+        if real is not None:
+            asyncio.run(demo_model.require_endpoint(real))
     except ConfigurationError as error:
         sys.stderr.write(f"demo: {error.message}\n")
         sys.exit(2)

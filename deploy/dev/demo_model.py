@@ -8,17 +8,21 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
+from deploy.cli.check_model import DEFAULT_URL, examined
 from deploy.dev import demo_repair
 from deploy.dev.child import Child, Program
 from deploy.dev.mergedlog import MergedLog
 from deploy.dev.nats_server import free_port
 from libs.contracts.errors import ConfigurationError
+from services.executor.settings import ExecutorSettings
 
 _START_S = 10.0
 _LOOK_S = 0.02
+# A large model may have to be loaded for its first answer.
+_ANSWER_S = 60.0
 _MACHINE = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 # What leads to a model, over proxies and private authorities too.
 _ENDPOINT = (
@@ -57,6 +61,16 @@ def real(known: Mapping[str, str]) -> dict[str, str]:
         # The demo's services run in a folder of their own.
         found["PERDURE_MODEL_PRICES"] = str(Path(prices).absolute())
     return found
+
+
+async def require_endpoint(told: Mapping[str, str]) -> None:
+    """Raises `ConfigurationError` when no model answers there: a run would be patient about it for minutes."""
+    settings = ExecutorSettings.load("demo", told)
+    url = settings.base_url or DEFAULT_URL
+    async with aclosing(examined(settings, settings.model_id or "", url, _ANSWER_S)) as findings:
+        connection = await anext(findings)
+    if not connection.passed:
+        raise ConfigurationError(connection.message)
 
 
 @asynccontextmanager

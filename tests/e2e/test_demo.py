@@ -10,9 +10,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from deploy.dev import demo_repair
 from deploy.dev.model_script import Answer, Conversation, Script, load_script
 from deploy.dev.model_server import ModelServer, serve
+from deploy.dev.nats_server import free_port
 
 # The demo bounds itself at 60 s and its drain behind that; this is for a demo whose own watchdog fails.
 _DEADLINE_S = 100.0
@@ -90,12 +93,22 @@ async def test_with_a_real_model_the_demo_is_what_that_model_makes_of_it(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-async def test_without_a_model_the_demo_of_a_real_one_says_what_to_set(tmp_path: Path) -> None:
-    known = dict.fromkeys(("OPENAI_API_KEY", "DASHSCOPE_API_KEY", "MODEL_ID"), "")
+@pytest.mark.parametrize(
+    "known, told",
+    [
+        ({"OPENAI_API_KEY": "", "MODEL_ID": ""}, b"OPENAI_API_KEY and MODEL_ID not set"),
+        ({"OPENAI_API_KEY": "k", "MODEL_ID": "m"}, b"nothing listens there"),
+    ],
+    ids=["unset", "nobody there"],
+)
+async def test_without_a_model_the_demo_of_a_real_one_starts_nothing_and_says_what_to_do(
+    tmp_path: Path, known: dict[str, str], told: bytes
+) -> None:
+    known = {"DASHSCOPE_API_KEY": "", "OPENAI_BASE_URL": f"http://127.0.0.1:{free_port()}/v1", **known}
     async with demo(tmp_path, "--model", "real", **known) as process, asyncio.timeout(_DEADLINE_S):
         output, _ = await process.communicate()
     assert process.returncode == 2
-    assert b"OPENAI_API_KEY and MODEL_ID not set" in output
+    assert told in output
     assert not list(tmp_path.iterdir())
 
 
