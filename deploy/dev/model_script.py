@@ -8,7 +8,7 @@ A script is a JSON object:
     {"conversations": [
         {"marker": "repair", "turns": [
             {"text": "I look first.", "calls": [{"name": "list_files", "arguments": {}}]},
-            {"calls": [{"name": "echo", "arguments": {"text": "x"}}], "repeat": 20},
+            {"calls": [{"name": "echo", "arguments": {"text": "x"}}], "repeat": 2},
             {"attempts": [{"status": 429, "headers": {"Retry-After": "1"}}, {"text": "Done."}]}]},
         {"marker": "", "turns": [{"text": ["Hel", "lo."], "chunk_delay_s": 0.05}]}]}
 

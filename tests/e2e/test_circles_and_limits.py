@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from libs.contracts.ids import child_run_id
 from libs.contracts.views import EventView, RunView
 from tests.e2e.stage import Script, Stage, call, calls, says, stage
 
@@ -57,6 +58,12 @@ SCRIPT: Script = {
         says("?"),
     ],
     "[child]": steps(9, **USED),
+    "[greedy]": [
+        calls(call("delegate", goal="[large] a"), call("delegate", goal="[slow] b"), **USED),
+        says("?"),
+    ],
+    "[large]": [says("Much ado.", usage={"prompt_tokens": 5_000, "completion_tokens": 9})],
+    "[slow]": [says("Nobody waits for me.", delay_s=60)],
     "[uncounted]": [says("Nobody counted this.", usage=None)],
 }
 LIMITS: dict[str, dict[str, object]] = {
@@ -67,6 +74,7 @@ LIMITS: dict[str, dict[str, object]] = {
     "[unpriced]": {"max_cost_usd": 0.0001},
     "[time]": {"timeout_s": 2.0},
     "[parent]": {"max_total_tokens": 3_000},
+    "[greedy]": {"max_total_tokens": 3_000},
 }
 FILES = {
     "[58 alternating]": {"a.txt": "a", "b.txt": "b"},
@@ -111,7 +119,7 @@ async def at(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
     prices = folder / "prices.json"
     prices.write_text(json.dumps({"scripted": {"input": 1000, "output": 1000}}))
     async with stage(folder, SCRIPT, {"PERDURE_MODEL_PRICES": str(prices)}) as on:
-        begun = [marker for marker in SCRIPT if marker != "[child]"]
+        begun = [marker for marker in SCRIPT if marker not in ("[child]", "[large]", "[slow]")]
 
         async def submit(number: int, marker: str) -> str:
             workspace = f"circle-{number}"
@@ -207,6 +215,14 @@ async def test_children_share_their_parents_budget_and_their_use_ends_it(at: Beg
     assert {child.error.error_code for child in children if child.error is not None} == {"BUDGET_EXCEEDED"}
     run = await at.ended("[parent]")
     assert run.usage.input_tokens + run.usage.output_tokens == 3_000
+
+
+async def test_a_child_that_uses_up_its_parents_budget_stops_its_siblings(at: Begun) -> None:
+    code, message = await at.failed("[greedy]")
+    assert (code, "what it had delegated is stopped" in message) == ("BUDGET_EXCEEDED", True)
+    made = {str(event.payload["call_id"]) for event in await at.events("[greedy]", "tool.requested")}
+    slow = child_run_id(at.runs["[greedy]"], max(made))
+    assert (await at.on.ended(slow)).status == "CANCELLED"
 
 
 async def test_usage_that_the_endpoint_does_not_count_is_estimated_and_says_so(at: Begun) -> None:

@@ -4,6 +4,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
@@ -149,3 +151,26 @@ def test_a_turn_that_is_under_way_is_not_thrown_away_and_an_answer_is_still_veri
     assert kinds(settle(state, parked._replace(busy=False)).events) == ["run.released"]
     answered = foresee(state, [turn(1, "done")], NOW)
     assert kinds(settle(answered, parked._replace(busy=False)).events) == ["verification.requested"]
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 12), st.integers(1, 400), st.integers(200, 4_000))
+def test_whatever_the_limits_each_is_announced_at_most_once_and_at_least_a_turn_before_it_ends_the_run(
+    iterations: int, per_turn: int, tokens: int
+) -> None:
+    usage = Usage(requests=1, input_tokens=per_turn, output_tokens=per_turn // 4)
+    state = owned(Limits(max_iterations=iterations, max_total_tokens=tokens))
+    told_at = list[int]()
+    for number in range(1, iterations + 1):
+        state = called(state, number, usage=usage)
+        # `called` begins with what is decided before the turn.
+        told_at += [number] * (len(notes(state)) - len(told_at))
+        if settle(state, env()).state.terminal:
+            break
+    settled = settle(state, env()).state
+    assert settled.error is not None
+    assert settled.error.error_code in ("MAX_ITERATIONS", "BUDGET_EXCEEDED")
+    assert len(notes(settled)) == len(settled.told) <= 2
+    if settled.iteration > 1:
+        assert told_at
+        assert told_at[0] <= settled.iteration
