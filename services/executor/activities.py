@@ -45,7 +45,8 @@ from services.executor.tools.workspace import AttachFailed, AttachRefused, Attac
 VERIFY_OVERHEAD_S = 120.0
 # Verifications that broke off (a dead verifier, a dead host) before the run is given up.
 VERIFY_ATTEMPTS_MAX = 10
-# How long the first turn waits for a tool host, so that a model is not asked without its tools at start-up.
+# How long a turn waits for a tool host, so that a model is not asked without its tools at start-up; a run that has a
+# workspace waits as long as it takes.
 HOSTS_WAIT_S = 30.0
 
 
@@ -108,7 +109,9 @@ class Activities:
             case Attach():
                 return await self._attach(state)
             case CallModel():
-                await self._bench.hosts.until(self._bench.hosts.ready, HOSTS_WAIT_S)
+                await self._bench.hosts.workspaces(
+                    needed=state.attachment is not None, patience_s=HOSTS_WAIT_S
+                )
                 self._bench.hooks.at_goal(state.task.goal)
                 return await self._paid(state, await self._conversation(state).next_turn(state, tell))
             case Summarise(overflowed=overflowed):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from libs.bus.journal import Journal
@@ -11,10 +13,11 @@ from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
 from libs.chassis.clock import SystemClock
 from libs.contracts.clock import rfc3339
-from libs.contracts.tools import JournalEntry, JournalState, Semantics, ToolCall, ToolResult
+from libs.contracts.tools import HostCatalog, JournalEntry, JournalState, Semantics, ToolCall, ToolResult
 from services.executor.tools.calls import Calls
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.recovery import NextAttempt, Uncertain
+from tests.fakes.waiting import PATIENCE_S
 from tests.service.hosting_owner import declare_dead, owned_run
 
 
@@ -47,3 +50,23 @@ async def test_what_a_dead_host_did_is_known_although_no_other_host_offers_the_t
     adopted = await calls.known(await journaled("call_1_2", Semantics.NON_IDEMPOTENT, done))
     untouched = await calls.known(owner.call("deploy", {}, "call_1_3"))
     assert (type(once), type(again), adopted, untouched) == (Uncertain, NextAttempt, done, None)
+
+
+async def test_a_model_is_asked_without_workspace_tools_only_where_there_never_was_a_workspace(
+    bus: Bus,
+) -> None:
+    hosts, clock = Hosts(bus), SystemClock()
+    host = Registration("toolhost", "late", 1, False, 3.0, {})
+    watching = asyncio.create_task(hosts.watch())
+    try:
+        assert not await hosts.workspaces(needed=False, patience_s=0.05)
+        waiting = asyncio.create_task(hosts.workspaces(needed=True, patience_s=0.05))
+        done, _ = await asyncio.wait({waiting}, timeout=0.3)
+        assert not done
+        async with register(bus, clock, host, on_death=lambda: None) as late:
+            catalog = HostCatalog(boot=late.boot, replica="late", host="h", workspaces=True, tools=[])
+            await bus.bucket("catalog").put(late.boot, msgspec.json.encode(catalog))
+            async with asyncio.timeout(PATIENCE_S):
+                assert await waiting
+    finally:
+        watching.cancel()
