@@ -21,7 +21,7 @@ from libs.contracts.run import (
     RunStatus,
     Uncertainty,
 )
-from libs.contracts.transcript import AssistantItem, ToolItem, UserItem
+from libs.contracts.transcript import AssistantItem, ToolItem, UserItem, lightened
 from libs.contracts.values import CONTEXT_EXHAUSTED, Todo, Usage
 
 _replace = msgspec.structs.replace
@@ -119,6 +119,7 @@ def compacted(state: RunState, event: Event) -> RunState:
     return _replace(
         state,
         compacted=body.dropped,
+        transcript=lightened(state.transcript, body.dropped),
         summary=body.summary,
         kept=Kept(
             todos=state.todos, files=tuple(state.files)[-KEPT_FILES_MAX:], questions=len(state.questions)
@@ -161,7 +162,7 @@ def tool_completed(state: RunState, event: Event) -> RunState:
     body = cast(e.ToolCompleted, event.body)
     turn = state.last_turn
     named = next((call.name for call in turn.calls if call.call_id == body.call_id), "") if turn else ""
-    item = ToolItem(call_id=body.call_id, name=named, ok=body.ok, output=body.output)
+    item = ToolItem(call_id=body.call_id, name=named, ok=body.ok, output=body.output, sequence=event.sequence)
     todos, files = state.todos, state.files
     if named == "write_todos" and body.ok and (call := state.call(body.call_id)) is not None:
         todos = tuple(msgspec.convert(call.arguments.get("todos", []), list[Todo]))

@@ -28,6 +28,7 @@ from services.executor.decision.decide import (
     CallModel,
     CallTool,
     Env,
+    ReadResult,
     SpawnChild,
     Summarise,
     Verify,
@@ -36,6 +37,7 @@ from services.executor.decision.waits import again, silent
 from services.executor.endpoint.talk import Conversing, Talking, Tell
 from services.executor.tools.calls import CallOutcome, Calls, HostGone, HostSilent
 from services.executor.tools.children import spawn
+from services.executor.tools.earlier import read_earlier
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.recovery import NextAttempt, Uncertain
 from services.executor.tools.runtime import offered_to
@@ -117,6 +119,8 @@ class Activities:
             case Summarise(overflowed=overflowed):
                 bought = await self._conversation(state).summarise(state, overflowed, tell)
                 return await self._paid(state, bought)
+            case ReadResult(call):
+                return [await read_earlier(self._bench.bus.log, state, call)]
             case CallTool(call):
                 return await self._call(state, call, fresh=fresh)
             case SpawnChild(call):

@@ -26,6 +26,7 @@ from services.executor.decision.decide import (
     CallTool,
     Do,
     Leave,
+    ReadResult,
     Settled,
     SpawnChild,
     Summarise,
@@ -332,6 +333,8 @@ def activity_key(activity: Activity) -> str:
             return "attach"
         case CallModel(iteration):
             return f"{_MODEL}{iteration}"
+        case ReadResult(call):
+            return f"read-{call.call_id}.{call.attempt}"
         case Summarise(compacted):
             return f"{_MODEL}summary-{compacted}"
         case CallTool(call):

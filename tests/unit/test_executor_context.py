@@ -12,16 +12,14 @@ from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule
 from libs.contracts import events as e
 from libs.contracts.run import Question, RunState
 from libs.contracts.tasks import ContextStrategy, Limits, TaskSpec
-from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
+from libs.contracts.transcript import LIGHT_CHARS, AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall, Todo
 from services.executor.egress.budget import input_tokens_max, output_room, turn_tokens_max
-from services.executor.egress.clipping import clipped
 from services.executor.egress.context import Compact, Exhausted, Fits, Window, after, fit
 from services.executor.egress.history import History
-from services.executor.egress.results import LINE_CHARS_MAX, page
+from services.executor.egress.results import page
 from services.executor.egress.summary import installed
 from services.executor.ingress.text import without_surrogates
-from services.executor.ingress.tokens import tokens_in
 from tests.fakes.transcripts import PLAIN, SYSTEM, TRANSCRIPT, result, run, said, sent, shape, user
 
 
@@ -220,7 +218,7 @@ def test_an_oversized_result_is_clipped_in_the_middle_and_says_how_to_read_on() 
     assert int(mark[1]) == len(lines) - len(
         text.replace(text[text.index("\n[...") : text.index("...]\n") + 5], "")
     )
-    ok, shown = page(state, {"path": "result:call_1_0", "offset": int(mark[2])}, 500)
+    ok, shown = page(lines, {"path": "result:call_1_0", "offset": int(mark[2])}, 500)
     assert ok
     # The page begins with the line in which the cut fell.
     assert f"\tline {int(mark[2]) - 1}\n" in shown
@@ -272,46 +270,27 @@ def test_words_of_people_are_never_clipped() -> None:
 
 
 def test_the_room_for_the_answer_leaves_room_for_the_question() -> None:
-    limits = Limits(context_tokens=128_000)
-    assert output_room(limits, 128_000) == 32_000
-    assert output_room(limits) == 8_000
-    assert output_room(Limits(context_tokens=4_000)) == 1_000
+    assert output_room(128_000) == 8_000
+    assert output_room(4_000) == 1_000
+    state = run(limits=Limits(context_tokens=128_000))
+    assert input_tokens_max(state) == 120_000
 
 
-# --- Reading results again --------------------------------------------------------------------------------------
+# --- What is kept of it ------------------------------------------------------------------------------------------
 
 
-def test_every_character_of_a_result_can_be_read_page_by_page() -> None:
-    text = "a\n\n" + "x" * 4_500 + "\n" + "🎉" * 2_100 + "\nend"
-    state = run(said(1, calls=1), result(1, 0, text))
-    read, offset, pages = list[str](), 1, 0
-    while True:
-        ok, shown = page(state, {"path": "result:call_1_0", "offset": offset}, 2_500)
-        assert ok
-        lines = shown.split("\n")[1:]
-        read += [line.split("\t", 1)[1] for line in lines if not line.startswith("… ")]
-        pages += 1
-        more = re.fullmatch(r"… \d+ more lines; continue with offset=(\d+)", lines[-1])
-        if more is None:
-            break
-        offset = int(more[1])
-    assert "".join(read) == text.replace("\n", "")
-    assert max(map(len, read)) <= LINE_CHARS_MAX
-    assert pages > 2
-
-
-@pytest.mark.parametrize(
-    "arguments, wrong",
-    [
-        ({"path": "result:call_9_9"}, "no result 'call_9_9'"),
-        ({"path": "result:call_1_0", "offset": 7}, "has 1 lines; offset 7"),
-        ({"path": "result:call_1_0", "offset": "x"}, "Expected `int"),
-    ],
-)
-def test_what_is_wrong_with_a_page_is_said(arguments: dict[str, object], wrong: str) -> None:
-    ok, shown = page(run(said(1, calls=1), result(1)), arguments, 500)
-    assert not ok
-    assert wrong in shown
+def test_what_left_is_kept_by_its_beginning_and_the_latest_turns_whole() -> None:
+    state = long_run(30, 1_000)
+    left = after(state, _dropping(len(state.transcript) - 3))
+    outputs = [item for item in left.transcript if isinstance(item, ToolItem)]
+    assert [item.light for item in outputs] == [True] * 44 + [False] * 16
+    assert {len(item.output) for item in outputs[:44]} == {LIGHT_CHARS}
+    assert left.transcript[-24:] == state.transcript[-24:]
+    assert [item for item in left.transcript if isinstance(item, UserItem)] == [
+        item for item in state.transcript if isinstance(item, UserItem)
+    ]
+    again = after(left, _dropping(len(state.transcript) - 3))
+    assert all(one is other for one, other in zip(left.transcript, again.transcript, strict=True))
 
 
 def test_calls_that_left_are_named_to_a_model_that_can_read_their_results() -> None:
@@ -384,12 +363,3 @@ def test_after_any_compactions_a_request_fits_and_is_legal_or_the_context_is_exh
         ]
         latest = next((text for text in reversed(people) if text.strip()), "")
         assert any(without_surrogates(latest) in message.text for message in request.messages)
-
-
-@given(st.text(max_size=400), st.integers(1, 500), st.integers(1, 200))
-def test_a_clipped_text_keeps_to_its_bounds_or_says_hardly_anything(text: str, chars: int, most: int) -> None:
-    found = clipped(text, chars_max=chars, tokens_max=most)
-    assert found == text or "characters left out" in found
-    if found == text:
-        assert len(text) <= chars
-        assert tokens_in(text.encode()) <= most

@@ -16,8 +16,7 @@ from libs.policy.approval import approval_hash
 from libs.policy.decision import Policy, Verb
 from libs.policy.decision import decide as decide_policy
 from libs.policy.reach import Reach, collide, reach_of
-from services.executor.egress.budget import result_chars_max
-from services.executor.egress.results import is_result, page
+from services.executor.egress.results import is_result
 from services.executor.tools.runtime import ASK_USER, DELEGATE, RUNTIME_TOOLS, WRITE_TODOS, write_todos
 
 UNATTENDED_ANSWER = "Nobody can answer: this run is unattended. Decide by yourself, say what you assumed in your final answer."
@@ -32,8 +31,8 @@ def unanswered(state: RunState) -> list[ModelToolCall]:
 
 
 def in_the_world(call: CallState) -> bool:
-    """Whether the call goes to a host, unlike a runtime tool."""
-    return call.name not in RUNTIME_TOOLS
+    """Whether the call goes to a host, unlike a runtime tool and unlike what the log answers."""
+    return call.name not in RUNTIME_TOOLS and not is_result(call.name, call.arguments)
 
 
 def intents(
@@ -91,11 +90,7 @@ def _first_step(
         return [completed(call.call_id, ok=False, output=f"{call.name} was not called: {problem}")]
     if is_result(call.name, call.arguments):
         # What the model was given before needs no host and no permission.
-        ok, output = page(state, call.arguments, result_chars_max(state))
-        return [
-            _intent(state, call, spec, call.arguments, None),
-            completed(call.call_id, ok=ok, output=output),
-        ]
+        return [_intent(state, call, spec, call.arguments, None)]
     decision = decide_policy(spec, call.arguments, tenant=state.tenant, policy=policy)
     match decision.verb:
         case Verb.DENY:

@@ -26,6 +26,7 @@ from services.executor.decision import calls, waits
 from services.executor.decision.limits import deadline, notice, spent, timed_out
 from services.executor.decision.stuck import circling
 from services.executor.egress.context import Compact, Exhausted, Fits, Window
+from services.executor.egress.results import is_result
 from services.executor.ingress.finish import Fail, Final, Nudge, Retry, RunTools, judge, nudges_in
 from services.executor.ingress.turn import ModelTurn
 from services.executor.tools.runtime import DELEGATE
@@ -59,6 +60,12 @@ class CallModel(NamedTuple):
     iteration: int
 
 
+class ReadResult(NamedTuple):
+    """Answer a call that reads an earlier result: from the log."""
+
+    call: CallState
+
+
 class Summarise(NamedTuple):
     """Buy a summary of what leaves the context; there is a compaction in any case. `compacted` is what has left."""
 
@@ -80,7 +87,7 @@ class Verify(NamedTuple):
     pending: PendingVerification
 
 
-Activity = Attach | CallModel | Summarise | CallTool | SpawnChild | Verify
+Activity = Attach | CallModel | Summarise | ReadResult | CallTool | SpawnChild | Verify
 
 
 class Say(NamedTuple):
@@ -190,8 +197,10 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     if over is not None and over[0] == "BUDGET_EXCEEDED":
         # Its end ends the children that still work for it.
         return _end(env, _failed(state, over[0], f"{over[1]}; what it had delegated is stopped"))
-    if running or unborn:
-        return Do((*(CallTool(call) for call in running), *(SpawnChild(call) for call in unborn)))
+    told = [call for call in state.calls if is_result(call.name, call.arguments)]
+    if running or unborn or told:
+        activities: list[Activity] = [CallTool(call) for call in running]
+        return Do((*activities, *(SpawnChild(call) for call in unborn), *(ReadResult(call) for call in told)))
     return Do(()) if env.busy else Say(waits.suspend(state, open_calls))
 
 

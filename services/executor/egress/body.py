@@ -9,12 +9,11 @@ from typing import Any, cast
 
 import msgspec
 
+from services.executor.egress.budget import output_room
 from services.executor.egress.profile import Profile
 from services.executor.egress.request import ModelRequest
 from services.executor.ingress.names import wire_name
 
-# Less room than this for an answer is no room: the provider may refuse, which is an overflow.
-_OUTPUT_TOKENS_MIN = 256
 # Our estimate of the input is that: the provider may count this much more.
 _INPUT_MARGIN = 1.15
 
@@ -63,6 +62,7 @@ def output_tokens(request: ModelRequest, profile: Profile) -> int | None:
         return None
     contexts = [tokens for tokens in (request.context_tokens, profile.context_tokens) if tokens is not None]
     if contexts:
-        room = min(contexts) - int(request.estimated_tokens * _INPUT_MARGIN)
-        limits.append(max(_OUTPUT_TOKENS_MIN, room))
+        context = min(contexts)
+        # What the window keeps free is there in any case; where it is not, the provider refuses, which is an overflow.
+        limits.append(max(output_room(context), context - int(request.estimated_tokens * _INPUT_MARGIN)))
     return min(limits)

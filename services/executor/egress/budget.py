@@ -4,7 +4,6 @@ Invariant: pure; a bound follows from the run's limits and its log, and never fr
 """
 
 from libs.contracts.run import RunState
-from libs.contracts.tasks import Limits
 
 # Room for what the model writes: a fixed share would be too small for small windows and wasteful in large ones.
 _OUTPUT_TOKENS = 8_000
@@ -15,16 +14,15 @@ _TURN_SHARE = 0.5
 _REFUSED_SHARE = 0.9
 
 
-def output_room(limits: Limits, wanted: int | None = None) -> int:
-    """What is kept free for the model's answer: what it may write, capped so that there is room for what it reads."""
-    share = int(limits.context_tokens * _OUTPUT_SHARE_MAX)
-    return min(wanted if wanted is not None else _OUTPUT_TOKENS, share)
+def output_room(context_tokens: int) -> int:
+    """What is kept free for the model's answer, however much it may write: there has to be room for what it reads."""
+    return min(_OUTPUT_TOKENS, int(context_tokens * _OUTPUT_SHARE_MAX))
 
 
 def input_tokens_max(state: RunState) -> int:
     """What messages and tools may take. An estimate that the run's model has shown to be low by half counts half."""
     limits = state.limits
-    room = int((limits.context_tokens - output_room(limits)) / state.token_ratio)
+    room = int((limits.context_tokens - output_room(limits.context_tokens)) / state.token_ratio)
     if state.refused_tokens is not None:
         room = min(room, int(state.refused_tokens * _REFUSED_SHARE))
     return room
@@ -39,5 +37,5 @@ def turn_tokens_max(state: RunState) -> int:
     """What one turn may take. It follows from the limits until a compaction says less, so that the messages of a turn
     stay the same bytes for a provider's cache."""
     limits = state.limits
-    share = int((limits.context_tokens - output_room(limits)) * _TURN_SHARE)
+    share = int((limits.context_tokens - output_room(limits.context_tokens)) * _TURN_SHARE)
     return share if state.turn_tokens_max is None else min(share, state.turn_tokens_max)

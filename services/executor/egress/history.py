@@ -130,8 +130,12 @@ class History:
         fresh = max(0, len(self._transcript.groups) - 1)
         self._transcript.extend(transcript[self._transcript.items :])
         self._seen = transcript
+        left = sum(group.first < state.compacted for group in self._transcript.groups)
+        if left > self._left:
+            # What left has become light; what is kept of it here does too.
+            self._transcript = _Groups()
+            self._transcript.extend(transcript)
         groups = self._transcript.groups
-        left = sum(group.first < state.compacted for group in groups)
         if left < self._left:
             self._units, fresh = [], left
         else:

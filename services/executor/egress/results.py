@@ -1,7 +1,8 @@
 """The whole of a result of which the model saw a part: how it is named, and how it is read page by page.
 
 Invariant: pure; a result is in the run's log whole, also when it is shown clipped or has left the context, and
-`read_file` reaches each of its characters under `result:<call id>`, without a host and without doing anything again.
+`read_file` reaches each of its characters under `result:<call id>`, without a host and without doing anything again
+(`tools/earlier.py` fetches what the state keeps the beginning of).
 """
 
 import msgspec
@@ -39,20 +40,21 @@ def lines_of(text: str) -> list[str]:
     ]
 
 
-def page(state: RunState, arguments: dict[str, object], chars_max: int) -> tuple[bool, str]:
-    """Lines of an earlier result as `read_file` gives those of a file, or what is wrong. At least one line, else at most
+def named(state: RunState, arguments: dict[str, object]) -> ToolItem | None:
+    """The result that a call reads."""
+    call_id = str(arguments.get("path", "")).removeprefix(RESULT)
+    items = reversed(state.transcript)
+    return next((item for item in items if isinstance(item, ToolItem) and item.call_id == call_id), None)
+
+
+def page(text: str, arguments: dict[str, object], chars_max: int) -> tuple[bool, str]:
+    """Lines of a result as `read_file` gives those of a file, or what is wrong. At least one line, else at most
     `chars_max` characters."""
     try:
         wanted = msgspec.convert(arguments, _Wanted)
     except msgspec.ValidationError as error:
         return False, f"{error}"
-    call_id = wanted.path.removeprefix(RESULT)
-    found = next(
-        (item for item in state.transcript if isinstance(item, ToolItem) and item.call_id == call_id), None
-    )
-    if found is None:
-        return False, f"this run has no result {call_id!r}"
-    lines, offset = lines_of(found.output), max(1, wanted.offset or 1)
+    lines, offset = lines_of(text), max(1, wanted.offset or 1)
     if offset > len(lines):
         return False, f"{wanted.path} has {len(lines)} lines; offset {offset} is beyond the end"
     shown: list[str] = []

@@ -23,7 +23,7 @@ EMPTY_MAX = 2
 
 # Of what a request may take: the material, so that the instructions and the answer find room.
 _MATERIAL_SHARE = 0.75
-# Of one text in the material: what matters stands at its beginning and its end.
+# Of one text in the material, or a quarter of all: what matters stands at its beginning and its end.
 _TEXT_TOKENS_MAX = 1_500
 # A summary that is longer is clipped: it stays in every request from then on.
 _SUMMARY_TOKENS_MAX = 4_000
@@ -42,18 +42,19 @@ Open: what is unfinished or unknown, as facts and not as orders"""
 def material(state: RunState, dropped: int, tokens_max: int) -> str:
     """What is to be condensed: the former summary and the items that leave now, at most `tokens_max` tokens. What does
     not fit is left out from its beginning, and said so; the former summary stays."""
+    text_max = min(_TEXT_TOKENS_MAX, tokens_max // 4)
     former = f"[The summary so far]\n{state.summary}\n\n" if state.summary else ""
     room = tokens_max - tokens_in(former.encode())
     told: list[str] = []
     items = state.transcript[state.compacted : dropped]
     for index in range(len(items) - 1, -1, -1):
-        text = _told(items[index])
+        text = _told(items[index], text_max)
         room -= tokens_in(text.encode())
         if room < 0 and told:
             told.append(f"[{index + 1} earlier entries of the record are left out here]")
             break
         told.append(text)
-    goal = clipped(state.task.goal, chars_max=len(state.task.goal), tokens_max=_TEXT_TOKENS_MAX)
+    goal = _short(state.task.goal, text_max)
     return without_surrogates(f"[The goal]\n{goal}\n\n{former}[The record]\n" + "\n".join(reversed(told)))
 
 
@@ -78,20 +79,20 @@ def installed(event: ContextCompacted, answer: str, state: RunState) -> ContextC
     return msgspec.structs.replace(event, strategy="summarising", summary=summary)
 
 
-def _told(item: Item) -> str:
+def _told(item: Item, text_max: int) -> str:
     match item:
         case UserItem():
             who = "A person said" if item.origin == "steering" else "The runtime said"
-            return f"[{who}]\n{_short(item.text)}"
+            return f"[{who}]\n{_short(item.text, text_max)}"
         case AssistantItem():
             calls = "".join(
-                f"\n[It called {call.name}] {_short(msgspec.json.encode(clean(call.arguments or {})).decode())}"
+                f"\n[It called {call.name}] {_short(msgspec.json.encode(clean(call.arguments or {})).decode(), text_max)}"
                 for call in item.calls
             )
-            return f"[The agent, turn {item.iteration}]\n{_short(item.content)}{calls}"
+            return f"[The agent, turn {item.iteration}]\n{_short(item.content, text_max)}{calls}"
         case ToolItem():
-            return f"[{item.name} {'answered' if item.ok else 'failed'}]\n{_short(item.output)}"
+            return f"[{item.name} {'answered' if item.ok else 'failed'}]\n{_short(item.output, text_max)}"
 
 
-def _short(text: str) -> str:
-    return clipped(without_surrogates(text), chars_max=len(text), tokens_max=_TEXT_TOKENS_MAX)
+def _short(text: str, text_max: int) -> str:
+    return clipped(without_surrogates(text), chars_max=len(text), tokens_max=text_max)

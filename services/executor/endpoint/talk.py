@@ -145,7 +145,7 @@ class Talk:
         if state.project != self._project:
             # Only before the first request: the workspace was attached, and its project has something to say.
             self._project, self._history = state.project, self._begun(state)
-        profile = self._profile(state)
+        state, profile = self._bounded(state), self._profile(state)
         outbound = self._history.outbound(state, profile)
 
         def foreseen(after: RunState) -> Outbound:
@@ -162,7 +162,7 @@ class Talk:
             return []  # It fits after all: a message that made it too long is no longer waiting.
         if not window.summarise:
             return [window.event]
-        profile = self._profile(state)
+        state, profile = self._bounded(state), self._profile(state)
 
         async def ask(fragments: list[bytes], tokens: int) -> ModelTurn:
             request = ModelRequest(
@@ -183,7 +183,7 @@ class Talk:
     async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]:
         """Ask the model; what came of it, as events. `tell` hears meanwhile of attempts that are made again."""
         # What was said after the request was recorded is not in it, also when the request is made again.
-        asked = msgspec.structs.replace(state, inbox=())
+        asked = msgspec.structs.replace(self._bounded(state), inbox=())
         expected = self._profile(state)
         outbound = self._history.outbound(asked, expected)
 
@@ -195,7 +195,7 @@ class Talk:
         request = ModelRequest(
             iteration=state.iteration,
             render=render,
-            estimated_tokens=outbound.tokens + self._tools.estimated_tokens,
+            estimated_tokens=scaled(outbound.tokens + self._tools.estimated_tokens, state),
             tools=self._tools.json,
             schemas=self._tools.schemas,
             attempt=state.model_failures * ATTEMPTS_PER_CALL + 1,
@@ -225,6 +225,15 @@ class Talk:
             state.task, self._names, state.project, context_tokens=state.limits.context_tokens
         )
         return History(prompt, paging=READ_FILE in self._names)
+
+    def _bounded(self, state: RunState) -> RunState:
+        """The state with its model's own context, where the operator knows that to be smaller than the run's."""
+        known = self._model.profile(state.task.model).context_tokens
+        if known is None or known >= state.limits.context_tokens:
+            return state
+        return msgspec.structs.replace(
+            state, limits=msgspec.structs.replace(state.limits, context_tokens=known)
+        )
 
     def _profile(self, state: RunState) -> Profile:
         """How requests are written, as far as it is known beforehand."""
