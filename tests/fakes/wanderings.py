@@ -21,6 +21,7 @@ from services.executor.decision.decide import (
     CallTool,
     Do,
     Env,
+    ReadResult,
     SpawnChild,
     Summarise,
     Verify,
@@ -144,6 +145,8 @@ class Wandering:
                     )
                 else:
                     yield from self._happen(self._result(call.call_id))
+            case ReadResult(call=call):
+                yield from self._happen(self._result(call.call_id))
             case SpawnChild(call=call):
                 self._spawned.add(call.call_id)
             case Verify(pending=pending):
@@ -184,6 +187,7 @@ class Wandering:
     def _call(self, iteration: int, index: int) -> ModelToolCall:
         broken = self._pick(5) == 0
         arguments: dict[str, object] = {"question": "q?", "goal": "g", "todos": [], "text": self._text()}
+        arguments["path"] = "result:call_1_0" if index % 2 else "a"
         return ModelToolCall(
             call_id=f"call_{iteration}_{index}",
             name=_NAMES[self._pick(len(_NAMES))],
