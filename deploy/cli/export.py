@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 from deploy.cli.outcome import Exit
@@ -33,11 +33,16 @@ async def export(client: PerdureClient, screen: Screen, args: argparse.Namespace
         else:
             # What a run said is nobody else's business, and half a file is no export.
             part = target.with_name(f"{target.name}.part")
-            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            with ExitStack() as unless_whole:
+                file = unless_whole.enter_context(
+                    os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
+                )
+                unless_whole.callback(part.unlink, missing_ok=True)
                 async for line in found:
                     file.write(f"{line}\n")
                     count += 1
-            part.replace(target)
+                file.flush()
+                part.replace(target)
     if args.wire and not count:
         screen.aside("nothing was recorded in this run; executors record with PERDURE_RECORD_WIRE=true")
         return Exit.FAILED
