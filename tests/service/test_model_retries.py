@@ -9,7 +9,7 @@ from deploy.dev.model_script import Answer
 from libs.contracts.clock import rfc3339
 from services.executor.egress.profile import Profile
 from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest
-from services.executor.endpoint.circuits import FAILURES_MAX, OPEN_S
+from services.executor.endpoint.circuits import CALLS_MIN, FAILURES_MAX, OPEN_S
 from services.executor.endpoint.completion import Patience
 from services.executor.endpoint.prices import Price
 from services.executor.ingress.turn import Delta
@@ -118,21 +118,16 @@ async def test_many_runs_on_an_endpoint_that_is_down_ask_it_a_few_times_and_then
 
 async def test_a_model_whose_circuit_is_open_is_passed_over_for_its_fallback_until_it_answers_again() -> None:
     clock = QuickClock()
-    tries = [refused(503)] * ATTEMPTS + [OK] + [refused(503)] * (FAILURES_MAX - ATTEMPTS) + [OK] * 4
-    async with talking(Answer(attempts=tries), clock=clock, fallbacks=("second",)) as peer:
-        answered = [(await peer.model.complete(asked(), ignore)).model for _ in range(3)]
-        assert answered == ["second"] * 3
+    down = [refused(503)] * ATTEMPTS
+    answers = Answer(attempts=[*down, OK, *down, OK, refused(503), *[OK] * 4])
+    async with talking(answers, clock=clock, fallbacks=("second",)) as peer:
+        answered = [(await peer.model.complete(asked(), ignore)).model for _ in range(CALLS_MIN + 1)]
+        assert answered == ["second"] * (CALLS_MIN + 1)
         await clock.sleep(OPEN_S)
         assert (await peer.model.complete(asked(), ignore)).model == "first"
         models = [request.model for request in peer.server.asked]
-    assert models == [
-        *["first"] * ATTEMPTS,
-        "second",
-        *["first"] * (FAILURES_MAX - ATTEMPTS),
-        "second",
-        "second",
-        "first",
-    ]
+    tried = ["first"] * ATTEMPTS + ["second"]
+    assert models == [*tried, *tried, "first", "second", "second", "first"]
 
 
 @pytest.mark.parametrize(

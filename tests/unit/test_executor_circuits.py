@@ -1,6 +1,7 @@
 """Circuit breakers: when a model is left alone, when it is probed, and when everybody may ask again."""
 
 from services.executor.endpoint.circuits import (
+    CALLS_MIN,
     CIRCUITS_MAX,
     FAILURES_MAX,
     OPEN_MAX_S,
@@ -12,8 +13,8 @@ from services.executor.endpoint.completion import Patience
 
 
 def noted(circuits: Circuits, standing: Standing, times: int = 1, *, now: float = 0.0) -> None:
-    for _ in range(times):
-        circuits.note("m", standing, now, "HTTP 503")
+    for call in range(times):
+        circuits.note("m", standing, now, call=call, cause="HTTP 503")
 
 
 def opened() -> Circuits:
@@ -22,12 +23,15 @@ def opened() -> Circuits:
     return circuits
 
 
-def test_a_run_by_itself_does_not_open_a_circuit_within_one_call() -> None:
+def test_a_few_calls_by_themselves_do_not_open_a_circuit_however_often_they_fail() -> None:
     assert 1 + len(Patience().waits_s) < FAILURES_MAX
     circuits = Circuits()
-    noted(circuits, "failed", FAILURES_MAX - 1)
+    for attempt in range(10 * FAILURES_MAX):
+        circuits.note("m", "failed", 0.0, call=attempt % (CALLS_MIN - 1))
     assert circuits.admit("m", 0.0)
     assert circuits.summary(0.0) == ""
+    circuits.note("m", "failed", 0.0, call=CALLS_MIN)
+    assert not circuits.admit("m", 0.0)
 
 
 def test_failures_in_a_row_open_a_circuit_for_that_model_alone_and_say_why() -> None:
@@ -99,8 +103,8 @@ def test_attempts_that_began_before_a_circuit_opened_do_not_lengthen_it() -> Non
 def test_as_many_circuits_are_kept_as_are_bounded() -> None:
     circuits = Circuits()
     for number in range(CIRCUITS_MAX + 10):
-        for _ in range(FAILURES_MAX):
-            circuits.note(f"m{number}", "failed", 0.0)
+        for call in range(FAILURES_MAX):
+            circuits.note(f"m{number}", "failed", 0.0, call=call)
     assert circuits.admit("m0", 0.0)
     assert not circuits.admit(f"m{CIRCUITS_MAX + 9}", 0.0)
     assert circuits.summary(0.0).count("for") == CIRCUITS_MAX

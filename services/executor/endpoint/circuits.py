@@ -1,11 +1,11 @@
 """Circuit breakers, one a model, across the runs of this process: an endpoint that is down is left alone.
 
 Invariant: pure; time is an argument. While a circuit is open nobody asks but one probe at a time, and the first answer
-closes it. A run by itself never opens one within a call: its own waits are its restraint.
+closes it. One call alone never opens one, nor do two: their own waits are their restraint.
 
 | state     | what happens |
 |-----------|--------------|
-| closed    | everybody asks; `FAILURES_MAX` failures in a row, whosever they are, open it |
+| closed    | everybody asks; `FAILURES_MAX` failures in a row, of at least `CALLS_MIN` calls, open it |
 | open      | nobody asks for `OPEN_S`, twice as long each time in a row, at most `OPEN_MAX_S` |
 | half open | one attempt is let through: an answer closes the circuit, a failure opens it again |
 
@@ -15,8 +15,9 @@ itself when to come back), and neither is a refusal of what was asked.
 
 from typing import Literal
 
-# More than one call makes by itself (`completion.Patience`), so that others' failures are needed to open a circuit.
+# More than one call makes by itself (`completion.Patience`).
 FAILURES_MAX = 10
+CALLS_MIN = 3
 # As long as a run is parked at least; then as patient with the endpoint as a parked run is in the end.
 OPEN_S = 30.0
 OPEN_MAX_S = 300.0
@@ -34,6 +35,7 @@ class _Circuit:
         self.until: float | None = None
         self.probing = False
         self.cause = ""
+        self.calls: set[int] = set()
 
 
 class Circuits:
@@ -58,14 +60,14 @@ class Circuits:
         circuit = self._failing.get(model)
         return circuit.cause if circuit is not None else ""
 
-    def note(self, model: str, standing: Standing, now: float, cause: str = "") -> None:
-        """What an attempt, admitted before, says about the endpoint."""
+    def note(self, model: str, standing: Standing, now: float, *, call: int = 0, cause: str = "") -> None:
+        """What an attempt, admitted before, says about the endpoint; `call` is whose attempt it was."""
         if standing == "well":
             self._failing.pop(model, None)
             return
         circuit = self._failing.get(model)
         if standing == "failed":
-            self._fail(model, circuit or _Circuit(), now, cause)
+            self._fail(model, circuit or _Circuit(), now, call, cause)
         elif circuit is not None and circuit.probing:
             circuit.probing = False
             if standing == "there":
@@ -81,15 +83,17 @@ class Circuits:
         ]
         return ", ".join(told)
 
-    def _fail(self, model: str, circuit: _Circuit, now: float, cause: str) -> None:
+    def _fail(self, model: str, circuit: _Circuit, now: float, call: int, cause: str) -> None:
         self._failing.pop(model, None)
         while len(self._failing) >= CIRCUITS_MAX:
             self._failing.pop(next(iter(self._failing)))
         self._failing[model] = circuit
         circuit.failures += 1
         circuit.cause = cause
+        if len(circuit.calls) < CALLS_MIN:
+            circuit.calls.add(call)
         still_open = circuit.until is not None and now < circuit.until
-        if circuit.failures < FAILURES_MAX or still_open:
+        if circuit.failures < FAILURES_MAX or len(circuit.calls) < CALLS_MIN or still_open:
             # An attempt that began before the circuit opened says nothing new.
             return
         circuit.until = now + min(OPEN_S * 2**circuit.openings, OPEN_MAX_S)

@@ -10,6 +10,7 @@ whose circuit is open is passed over (`circuits.py`).
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
@@ -105,6 +106,7 @@ class Model:
     ) -> None:
         self._post = post
         self._circuits = circuits
+        self._numbers = itertools.count()
         self._settings = settings
         self._clock = clock
         self._prices = prices
@@ -118,7 +120,7 @@ class Model:
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta) -> ModelTurn:
         """The model's turn. Raises `ContextOverflow`, `ModelFailure`. Cancellable at any point."""
-        call = _Call(request.attempt)
+        call = _Call(request.attempt, next(self._numbers))
         names = dict.fromkeys((request.model or self._settings.model, *self._settings.fallbacks))
         faults: list[Fault] = []
         for name in names:
@@ -175,7 +177,7 @@ class Model:
             cause = outcome.message if isinstance(outcome, Fault) else ""
             return outcome
         finally:
-            self._circuits.note(name, standing, self._clock.monotonic(), cause)
+            self._circuits.note(name, standing, self._clock.monotonic(), call=call.number, cause=cause)
 
     async def _attempt(
         self, name: str, request: ModelRequest, on_delta: OnDelta, call: "_Call"
@@ -321,8 +323,8 @@ def _standing(outcome: ModelTurn | Fault) -> Standing:
 class _Call:
     """What the attempts of one call share."""
 
-    def __init__(self, attempt: int) -> None:
-        self.attempt = attempt
+    def __init__(self, attempt: int, number: int) -> None:
+        self.attempt, self.number = attempt, number
         self.spent = Usage()
 
 
