@@ -14,8 +14,8 @@ from libs.bus.runs import Folded, Runs
 from libs.chassis.logs import get_logger
 from libs.contracts import events as e
 from libs.contracts.clock import Clock
-from libs.contracts.envelope import Record
-from libs.contracts.errors import AppendConflict, LeaseLost, NotFound, Unavailable
+from libs.contracts.envelope import Record, decode_events
+from libs.contracts.errors import AppendConflict, BusUnavailable, LeaseLost, NotFound, Unavailable
 from libs.contracts.run import RunState
 from libs.contracts.tools import VERIFY
 from services.executor.activities import Activities, Lost
@@ -81,6 +81,8 @@ class Session:
         self._index: list[tuple[int, int]] = []
         self._wake = asyncio.Event()
         self._news: list[Record] = []
+        # What was to become the next record, of which nobody knows yet whether it has: the newest try last.
+        self._tried: list[list[e.LogEvent]] = []
         self._draining = False
         self._doubted = False
         # This session itself has let go of the run, or ended it: whoever owns it from now on takes nothing away.
@@ -136,7 +138,7 @@ class Session:
         settled = self._settle()
         bodies = self._pending + settled.events
         self._folded = await self._parts.runs.commit(self._folded, bodies)
-        self._stored(bodies, len(self._pending))
+        self._stored(bodies)
         self._claimed.set()
         self._log.info("run.claimed", attempt=self._folded.state.attempt)
 
@@ -183,31 +185,36 @@ class Session:
 
     async def _append(self, decided: list[e.LogEvent]) -> None:
         """Append what is pending with what was decided on it; what comes in meanwhile stays pending."""
-        taken = len(self._pending)
         bodies = self._pending + decided
+        self._tried.append(bodies)
         try:
             self._folded = await self._parts.runs.commit(self._folded, bodies)
         except AppendConflict:
-            # A command came first: fold it in and decide again, carrying along what is held.
-            stored = await self._catch_up()
+            # Nothing of it is stored: a command came first, or an earlier try. Fold it in and decide again, carrying
+            # along what is held.
+            self._tried.pop()
+            await self._catch_up()
         except Unavailable as error:
             # The outcome is unknown. What is held must not be bought twice, so the log has to tell.
             self._log.warning("session.append_unknown", reason=error.message)
-            stored = await self._catch_up()
-            if not stored:
-                # A bus without room refuses at once: trying again at once would be a busy loop.
+            await self._catch_up()
+            if self._tried:
+                # It may still arrive. A bus without room refuses at once: trying again at once would be a busy loop.
                 await self._parts.clock.sleep(BUS_AWAY_S)
         else:
-            self._stored(bodies, taken)
+            self._tried.clear()
+            self._stored(bodies)
             return
-        if stored:
-            self._stored(bodies, taken)
         if not self._over:
             self._check_ownership()
 
-    async def _catch_up(self) -> bool:
-        """Fold in what is behind the folded state, however long the bus stays away; whether it begins with a record of
-        this owner, which then is the one whose outcome was unknown: it has only one under way."""
+    async def _catch_up(self) -> None:
+        """Fold in what is behind the folded state, however long the bus stays away. If it begins with a record of this
+        owner, that is one of those whose outcome was unknown; once anything is there, no other of them will be.
+
+        Raises `BusUnavailable` when it is of an earlier session, whose last append was still on its way: what is held here
+        may be in it already, so the supervisor begins again from the log.
+        """
         key = LogKey(self.tenant, self.run_id)
         while True:
             try:
@@ -216,12 +223,21 @@ class Session:
             except Unavailable as error:
                 self._log.warning("session.bus_away", reason=error.message)
                 await self._parts.clock.sleep(BUS_AWAY_S)
+        if not behind:
+            return
         for record in behind:
             self._folded = self._parts.runs.fold_record(self._folded, record)
-        return bool(behind) and behind[0].header.boot == self._parts.boot
+        tried, self._tried = self._tried, []
+        if behind[0].header.boot == self._parts.boot:
+            recorded = [event.body for event in decode_events(behind[0])]
+            bodies = next((bodies for bodies in tried if bodies == recorded), None)
+            if bodies is None:
+                raise BusUnavailable("a record of an earlier session of this owner has arrived late")
+            self._stored(bodies)
 
-    def _stored(self, bodies: list[e.LogEvent], taken: int) -> None:
-        del self._pending[:taken]
+    def _stored(self, bodies: list[e.LogEvent]) -> None:
+        recorded = {id(body) for body in bodies}
+        self._pending = [body for body in self._pending if id(body) not in recorded]
         self._held_since = None
         self._records += 1
         if self._records % INDEX_RECORDS == 0:
@@ -303,12 +319,16 @@ class Session:
         if not behind and not self._doubted:
             return
         if behind and behind[0].header.previous == self._folded.last and not self._doubted:
+            # On top of what is folded lies what somebody else wrote: nothing that was tried here ever will.
+            self._tried.clear()
             for record in behind:
                 self._folded = self._parts.runs.fold_record(self._folded, record)
         else:
-            self._folded = await self._parts.runs.refresh(self._folded)
+            # Below what is new may lie what was appended here; it must not be appended again.
+            await self._catch_up()
             self._doubted = False
-        self._check_ownership()
+        if not self._over:
+            self._check_ownership()
 
     def _check_ownership(self) -> None:
         owner = self._folded.state.owner

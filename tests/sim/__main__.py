@@ -65,8 +65,9 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
         (arguments.troubles, TROUBLES),
     ):
         for name in (NAMES if option == "all" else option.split(",")) if option else ():
-            for seed in range(arguments.variants):
-                yield from points(name, hows, seed=seed)
+            chosen = [how for how in hows if arguments.how in (None, how)]
+            for seed in range(arguments.variant, arguments.variant + arguments.variants):
+                yield from points(name, chosen, seed=seed)
     if arguments.schedules is not None or arguments.minutes is not None:
         most = arguments.schedules if arguments.schedules is not None else sys.maxsize
         yield from (case_of(seed, names) for seed in itertools.islice(itertools.count(arguments.first), most))
@@ -135,6 +136,8 @@ def _arguments() -> argparse.Namespace:
         default=1,
         help="seeds for each scenario of --points, --freezes and --troubles",
     )
+    parser.add_argument("--variant", type=int, default=0, help="the first of these seeds")
+    parser.add_argument("--how", help="only this fault of --points, --freezes and --troubles")
     parser.add_argument("--findings", type=int, default=5, help="stop after so many schedules with findings")
     parser.add_argument("--quiet", action="store_true", help="no trace")
     parser.add_argument("--twice", action="store_true", help="run each schedule twice and compare")

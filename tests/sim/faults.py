@@ -22,8 +22,8 @@ IDLE_LUCK = 6.0
 # What needs room at the servers: they refuse it at once while there is none.
 STORING = frozenset({"append", "publish", "put", "create", "update", "arm"})
 _NO_ROOM = StorageFull("the disk of the simulation is full", retry_after_s=30)
-# When what its caller has given up is done all the same: long after its patience.
-LATE_S = 20.0
+# When what its caller has given up is done all the same: once that has looked, and before it tries again.
+LATE_S = 15.5
 # Requests and replies get lost with a connection only: a host that is never heard is not what is simulated.
 SPOKEN = frozenset({"asked", "reply", "request", "answer"})
 UNHEARD_MAX = 2

@@ -46,6 +46,12 @@ async def test_a_freeze_at_every_step_of_a_run_and_of_its_deletion_is_survived()
     assert "0 with findings" in await simulated("--freezes", "plain,delete", "--quiet")
 
 
+async def test_a_record_that_arrives_late_below_a_command_is_not_appended_again() -> None:
+    """Its owner has given it up, has looked, and is about to try again when it arrives; a message comes right behind."""
+    late = ("--troubles", "message", "--how", "unknown, done late")
+    assert "0 with findings" in await simulated(*late, "--variant", "9", "--variants", "2", "--quiet")
+
+
 async def test_the_same_seed_is_the_same_schedule() -> None:
     assert "0 with findings" in await simulated("--schedules", "20", "--first", "700", "--twice")
 
