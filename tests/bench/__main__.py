@@ -32,6 +32,7 @@ from tests.bench.fleet import fleet_rows
 from tests.bench.held import held_rows
 from tests.bench.processes import rss_mb
 from tests.bench.single import iterations, starts, stream
+from tests.bench.streaming import streaming_rows
 from tests.bench.takeover import takeover_rows
 
 _RSS_GATEWAY_MB, _RSS_SUM_MB = 90, 450
@@ -134,6 +135,8 @@ async def _measured(sizes: Sizes, folder: Path, log: MergedLog, *, quick: bool) 
     rows += _memory(rss)
     _say("losses")
     rows += await takeover_rows(folder / "losses", sizes.losses)
+    _say("deltas and arguments")
+    rows += await streaming_rows(folder / "streaming")
     _say(f"{sizes.held} runs held")
     rows += await held_rows(folder / "held", sizes.held)
     _say("")

@@ -1,0 +1,86 @@
+"""What it costs an executor to listen: deltas by the thousand, and tool arguments of megabytes.
+
+Invariant: the share of a core is the executor's alone, of deltas that came over a connection; the growth is of CPU
+time, so that a busy machine does not show in it.
+"""
+
+import asyncio
+from pathlib import Path
+from time import process_time
+
+import msgspec
+
+from libs.contracts.http import TaskCreate
+from services.executor.ingress.turn import ModelTurn, TurnBuilder
+from tests.bench.figures import Row
+from tests.bench.processes import cpu_s
+from tests.e2e.stage import Stage, says, stage
+from tests.fakes.wire import DONE, fin, tc
+
+RUNS = 4
+DELTAS = 4_000
+# A loop's timers are a millisecond apart, so several runs share the rate.
+DELAY_S = 0.002
+CPU_PERCENT = 25.0
+MEGABYTES = 5
+FRAGMENT_CHARS = 100
+# Twice as long may take twice the time, and what the machine adds.
+GROWTH = 2.5
+PATIENCE_S = 120.0
+_LOOK_S = 0.05
+
+
+async def streaming_rows(folder: Path) -> list[Row]:
+    """Deltas, then arguments."""
+    folder.mkdir()
+    script = {"[talk]": [says(["so many "] * DELTAS, chunk_delay_s=DELAY_S)]}
+    async with asyncio.timeout(PATIENCE_S), stage(folder, script) as on:
+        deltas = await _deltas(on)
+    return [deltas, *_arguments()]
+
+
+async def _deltas(on: Stage) -> Row:
+    pid = on.perdure.pids["executor"]
+    task = TaskCreate(goal="[talk]", auto_start=True, tools=[])
+    runs = [(await on.client.create_task(task)).run_id for _ in range(RUNS)]
+    while len(on.model.asked) < RUNS:
+        await asyncio.sleep(_LOOK_S)
+    clock = asyncio.get_running_loop().time
+    began, spent_s = clock(), cpu_s(pid)
+    await asyncio.gather(*(on.ended(run_id) for run_id in runs))
+    took_s, spent_s = clock() - began, cpu_s(pid) - spent_s
+    rate = RUNS * DELTAS / took_s
+    return Row(
+        name="CPU of an executor for 2,000 deltas/s",
+        value=spent_s / (RUNS * DELTAS) * 2_000 * 100,
+        unit="%",
+        target=CPU_PERCENT,
+        note=f"of a core; measured at {rate:.0f}/s, {spent_s / (RUNS * DELTAS) * 1e6:.0f} us a delta",
+    )
+
+
+def _arguments() -> list[Row]:
+    half, whole = _read_s(MEGABYTES / 2), _read_s(MEGABYTES)
+    return [
+        Row(
+            name=f"a {MEGABYTES} MB tool argument",
+            value=whole * 1000,
+            unit="ms",
+            note="CPU, 100 characters a delta",
+        ),
+        Row(name="  against one of half the size", value=whole / half, unit="x", target=GROWTH),
+    ]
+
+
+def _read_s(megabytes: float) -> float:
+    """CPU seconds for one argument, of the text that is hardest to find the end of: all braces."""
+    encoded = msgspec.json.encode({"content": "{}" * int(megabytes * 500_000)}).decode()
+    pieces = [
+        tc(0, "a", "f", encoded[at : at + FRAGMENT_CHARS]) for at in range(0, len(encoded), FRAGMENT_CHARS)
+    ]
+    builder, began = TurnBuilder(), process_time()
+    for piece in (*pieces, fin("tool_calls"), DONE):
+        builder.feed(piece)
+    turn = builder.finish(iteration=1, schemas={}, input_tokens=1)
+    assert isinstance(turn, ModelTurn)
+    return process_time() - began
