@@ -35,6 +35,7 @@ from services.executor.decision.decide import (
 )
 from services.executor.decision.waits import again, silent
 from services.executor.endpoint.talk import Conversing, Talking, Tell
+from services.executor.ingress.text import clipped
 from services.executor.tools.calls import CallOutcome, Calls, HostGone, HostSilent
 from services.executor.tools.children import spawn
 from services.executor.tools.earlier import read_earlier
@@ -45,6 +46,8 @@ from services.executor.tools.workspace import AttachFailed, AttachRefused, Attac
 
 # Beyond the checks' own time: snapshot, checkouts, the way there and back.
 VERIFY_OVERHEAD_S = 120.0
+# What of an answer is held against the facts; the call is one message.
+ANSWER_CHARS_MAX = 100_000
 # Verifications that broke off (a dead verifier, a dead host) before the run is given up.
 VERIFY_ATTEMPTS_MAX = 10
 # How long a turn waits for a tool host, so that a model is not asked without its tools at start-up; a run that has a
@@ -266,7 +269,7 @@ class Activities:
         arguments = VerifyArguments(
             round=pending.round,
             checks=pending.checks,
-            answer=turn.content if turn is not None else "",
+            answer=clipped(turn.content, ANSWER_CHARS_MAX) if turn is not None else "",
             host=attachment.host if attachment is not None else "",
             baseline=attachment.baseline if attachment is not None else None,
             # The model hears of the last round in the feedback of the one before.

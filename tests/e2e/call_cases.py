@@ -15,6 +15,7 @@ X = '{"text":"x"}'
 RAN_X = ((True, "x"),)
 TODOS = '{"todos":"[{\\"content\\":\\"Build TWO apps\nFollow\\",\\"status\\":\\"pending\\"}]"}'
 LONG = "n" * 80
+HUGE = "a word " * 300_000
 OVERFLOWS = (
     (400, "context_length_exceeded"),
     (400, "the request exceeds the available context size (exceed_context_size_error)"),
@@ -71,6 +72,11 @@ CALL_CASES = (
     ran("47b", "literal line breaks between tokens are space", '{\\n  "text": "x\\ny"\\n}', (True, "x\ny")),
     ran("49", "a text without its end is never closed for the model", '{"path":"a.py","content":"import os\\nos.rem',
         (False, "end in the middle"), name="write_file", never=("os.rem",)),
+    ran("49b", "arguments of megabytes are an error of the tool", '{"path":"a.py","content":"' + "x y " * 500_000 + '"}',
+        (False, "split the work"), name="write_file"),
+    Case("49c", "an answer of megabytes is an answer", [sent(chunk(reasoning_content=HUGE), chunk(content=HUGE), fin("stop") + usage(10, 5) + DONE)],
+        answer=HUGE, used=(10, 5), requests=1),
+    ran("49d", "a name of megabytes is an error of the tool", X, (False, "there is no tool"), name="n" * 2_000_000),
     ran("50", "a value without quotes is an error of the tool", '{"text": find /w -type f | head -20}', (False, "no valid JSON")),
     ran("52a", "an unknown tool is an error of the tool", "{}", (False, "there is no tool"), name="does_not_exist"),
     ran("52b", "a call without a name too", X, (False, "there is no tool"), name=""),

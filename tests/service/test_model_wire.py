@@ -1,6 +1,7 @@
 """Every stream of the field cases over a real socket, and the manners of connections."""
 
 import asyncio
+import contextlib
 
 import httpx
 import msgspec
@@ -109,6 +110,43 @@ async def test_silence_is_ended_and_asked_again(silent: Answer) -> None:
     async with talking(answer, idle_timeout_s=0.3) as peer:
         turn = await peer.model.complete(asked(), ignore)
     assert (turn.content, turn.attempt) == ("back", 2)
+
+
+BAD_LENGTH = b"HTTP/1.1 500 Oops\r\ncontent-length: 100\r\n\r\npart"
+BAD_PACKING = b"HTTP/1.1 503 Busy\r\ncontent-encoding: gzip\r\nconnection: close\r\n\r\nplain"
+BAD_CHUNK = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
+BAD_CHARSET = b"HTTP/1.1 500 Oops\r\ncontent-type: text/plain; charset=none\r\ncontent-length: 1\r\n\r\n\xff"
+BAD_PLACE = b"HTTP/1.1 302 Found\r\nlocation: http://[\r\ncontent-length: 0\r\n\r\n"
+LONG_HEADER = b"HTTP/1.1 200 OK\r\nx: " + b"x" * 200_000 + b"\r\n\r\n"
+CIRCLE = b"HTTP/1.1 307 Elsewhere\r\nlocation: /v1/chat/completions\r\ncontent-length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [BAD_LENGTH, BAD_PACKING, BAD_CHUNK, BAD_CHARSET, BAD_PLACE, LONG_HEADER, CIRCLE, b"", b"\r\n\r\n"],
+    ids=range(9),
+)
+async def test_whatever_comes_instead_of_http_is_a_fault_and_no_crash(wire: bytes) -> None:
+    broken = Answer(wire=sent(wire), end="eof")
+    async with talking(Answer(attempts=[broken, Answer(text="back")])) as peer:
+        with contextlib.suppress(ModelFailure):
+            assert (await peer.model.complete(asked(), ignore)).content == "back"
+
+
+async def test_an_error_whose_body_never_comes_is_not_waited_for_for_ever() -> None:
+    silent = Answer(wire=sent(b"HTTP/1.1 500 Oops\r\ncontent-length: 100\r\n\r\n"), end="hang")
+    async with talking(Answer(attempts=[silent, Answer(text="back")]), idle_timeout_s=0.3) as peer:
+        assert (await peer.model.complete(asked(), ignore)).content == "back"
+
+
+async def test_an_error_whose_body_never_ends_is_read_a_little() -> None:
+    endless = Answer(
+        wire=sent(b"HTTP/1.1 401 No\r\ncontent-type: text/plain\r\n\r\n" + b"no " * 400_000), end="hang"
+    )
+    async with talking(endless) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(), ignore)
+    assert failure.value.message.startswith("HTTP 401")
 
 
 async def test_turns_share_one_connection() -> None:

@@ -4,8 +4,18 @@ import pytest
 
 from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall, Usage
-from services.executor.ingress.finish import NUDGES_MAX, Fail, Final, Nudge, Retry, RunTools, judge, nudges_in
-from services.executor.ingress.turn import REFUSAL, ModelTurn
+from services.executor.ingress.finish import (
+    NUDGES_MAX,
+    Fail,
+    Final,
+    Nudge,
+    Retry,
+    RunTools,
+    judge,
+    nudges_in,
+    without_unoffered,
+)
+from services.executor.ingress.turn import REFUSAL, UNOFFERED, ModelTurn
 
 CALL = ModelToolCall(call_id="call_1_0", name="f", arguments={})
 BROKEN = ModelToolCall(call_id="call_1_0", name="f", arguments=None, raw_arguments="{", problem="cut off")
@@ -89,6 +99,27 @@ def test_a_step_that_is_announced_and_not_done_is_nudged_and_the_third_in_a_row_
 )
 def test_an_answer_that_only_sounds_like_an_announcement_is_final(text: str) -> None:
     assert judge(turn(text), tools_offered=True, nudges=0) == Final(answer=text)
+
+
+@pytest.mark.parametrize("reason", ["STOP", "MAX_TOKENS", "Length", "model_length"])
+def test_words_for_the_end_are_read_in_any_case(reason: str) -> None:
+    verdict = judge(turn("half", reason=reason), tools_offered=True, nudges=0)
+    assert isinstance(verdict, Final if reason == "STOP" else Nudge)
+
+
+def test_a_call_that_the_provider_could_not_read_is_asked_for_again() -> None:
+    verdict = judge(
+        turn("x", reason="function_call_filter: MALFORMED_FUNCTION_CALL"), tools_offered=True, nudges=0
+    )
+    assert isinstance(verdict, Retry)
+
+
+def test_calls_that_were_not_offered_leave_the_turn() -> None:
+    assert without_unoffered(turn("x", calls=(CALL,))) == turn("x")
+    bare = without_unoffered(turn(calls=(CALL,)))
+    assert (bare.calls, bare.finish_reason) == ([], UNOFFERED)
+    assert isinstance(judge(bare, tools_offered=False, nudges=0), Nudge)
+    assert isinstance(judge(bare, tools_offered=False, nudges=NUDGES_MAX), Fail)
 
 
 @pytest.mark.parametrize("reason", ["length", "max_tokens"])

@@ -2,6 +2,7 @@
 accumulator makes of it where the stream is well-formed. `EXAMPLES=20000` for long.
 """
 
+import json
 from itertools import pairwise
 from typing import Literal, NamedTuple, cast
 
@@ -169,6 +170,56 @@ def test_the_same_turn_comes_out_however_a_provider_streams_it(
     assert [(call.name, call.arguments) for call in turn.calls] == said.calls
     assert turn.finish_reason == "stop"
     assert (turn.usage.input_tokens, turn.usage.output_tokens) == (10, 5)
+
+
+# --- Nonsense ---------------------------------------------------------------------------------------------------
+
+MISSING = object()
+ODD: tuple[object, ...] = (
+    *(None, "", "x", "\ud83d", 0, -1, 1.5, True, "9" * 30, MISSING),
+    *cast(list[object], [[], {}, [None], {"a": None}, [[]]]),
+)
+
+
+def spoiled(value: object, picks: list[int], weird: object) -> object:
+    """`value` with something else, or nothing, in one place of it."""
+    if picks and isinstance(value, dict) and value:
+        fields = cast(dict[str, object], value)
+        key = sorted(fields)[picks[0] % len(fields)]
+        inner = spoiled(fields[key], picks[1:], weird)
+        return {
+            name: inner if name == key else old
+            for name, old in fields.items()
+            if name != key or inner is not MISSING
+        }
+    if picks and isinstance(value, list) and value:
+        items = cast(list[object], value)
+        place = picks[0] % len(items)
+        inner = spoiled(items[place], picks[1:], weird)
+        return [
+            inner if at == place else old
+            for at, old in enumerate(items)
+            if at != place or inner is not MISSING
+        ]
+    return weird
+
+
+@given(TOLD, HABITS, st.data())
+def test_no_field_that_is_odd_or_missing_is_a_crash_or_cannot_be_stored(
+    said: Told, habits: Habits, draw: st.DataObject
+) -> None:
+    parts: list[bytes] = []
+    for line in stream_of(said, habits._replace(frame="LF")).split(b"\n\n"):
+        if line.startswith(b"data: {") and draw.draw(st.integers(0, 3)) == 0:
+            picks = draw.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+            weird = draw.draw(st.sampled_from(ODD))
+            value = spoiled(cast(object, msgspec.json.decode(line[6:])), picks, weird)
+            line = b"data: " + json.dumps(None if value is MISSING else value).encode()
+        parts.append(line)
+    builder = TurnBuilder()
+    builder.feed(b"\n\n".join(parts))
+    made = builder.finish(iteration=1, schemas={"f": {}}, input_tokens=7)
+    msgspec.json.encode(made)
 
 
 # --- The openai client ------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ The client does connections, authentication and the base URL; the body comes rea
 because the client's own typing of both costs ten times what the rest does.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx2
 import openai
@@ -24,8 +25,10 @@ KEPT_ALIVE_S = 30.0
 CONNECT_TIMEOUT_S = 10.0
 # The body of a request goes out in one piece; a peer that does not take it for this long is gone.
 WRITE_TIMEOUT_S = 60.0
-# What is read of an error's body: its message and some.
+# What is read of an error's body, its message and some, and for how long.
 ERROR_CHARS_MAX = 16_000
+ERROR_BYTES_MAX = 64 * 1024
+ERROR_BODY_S = 5.0
 
 # Tells the client to hand over the response before its body was read.
 _HEADERS = {
@@ -51,7 +54,9 @@ async def open_endpoint(api_key: str, base_url: str | None, idle_timeout_s: floa
         base_url=base_url,
         max_retries=0,
         timeout=timeout,
-        http_client=openai.DefaultAsyncHttpxClient(timeout=timeout, limits=limits),
+        http_client=openai.DefaultAsyncHttpxClient(
+            timeout=timeout, limits=limits, event_hooks={"response": [_bound_error]}
+        ),
     ) as client:
         yield Endpoint(client).post
 
@@ -78,10 +83,38 @@ class Endpoint:
             raise Refused(error.status_code, headers, error.response.text[:ERROR_CHARS_MAX]) from error
         except openai.APIConnectionError as error:
             raise Unreachable(_reason(error.__cause__ or error)) from error
+        except httpx2.RequestError as error:  # While the client read the body of an error.
+            raise Unreachable(_reason(error)) from error
         try:
             yield _pieces(response)
         finally:
             await response.aclose()
+
+
+async def _bound_error(response: httpx2.Response) -> None:
+    """The client reads the body of an error to its end, whenever that comes."""
+    if response.is_error and isinstance(response.stream, httpx2.AsyncByteStream):
+        response.stream = _Beginning(response.stream)
+
+
+class _Beginning(httpx2.AsyncByteStream):
+    """What comes of a body within bounds; whatever becomes of the rest, its status counts."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        left = ERROR_BYTES_MAX
+        with suppress(TimeoutError, httpx2.RequestError):
+            async with asyncio.timeout(ERROR_BODY_S):
+                async for piece in self._stream:
+                    yield piece[:left]
+                    left -= len(piece)
+                    if left <= 0:
+                        break
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 async def _pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:

@@ -51,6 +51,8 @@ NAMED_PARKS_MAX = 24
 WAIT_SCALE = "PERDURE_TEST_WAIT_SCALE"
 # Numbers that one call may use up; the next call's attempts begin behind them, so that numbers only grow.
 ATTEMPTS_PER_CALL = 1000
+# A call goes to its host as one message, which the bus bounds at 1 MiB; there it is kept and compared.
+ARGUMENTS_BYTES_MAX = 512 * 1024
 
 
 # Hears of what happened before an activity is over.
@@ -254,10 +256,14 @@ class Talk:
         )
 
     def _checked(self, call: ModelToolCall) -> ModelToolCall:
-        """The call with what its tool's schema has against it."""
+        """The call with what its size or its tool's schema has against it."""
         if call.arguments is None or call.problem is not None:
             return call
-        problem = self._schemas.problem(call.name, call.arguments)
+        size = len(msgspec.json.encode(call.arguments))
+        if size > ARGUMENTS_BYTES_MAX:
+            problem = f"the arguments have {size} bytes, {ARGUMENTS_BYTES_MAX} are allowed; split the work over several calls"
+        else:
+            problem = self._schemas.problem(call.name, call.arguments)
         if problem is None:
             return call
         return msgspec.structs.replace(
