@@ -64,6 +64,10 @@ SCRIPT: Script = {
     ],
     "[large]": [says("Much ado.", usage={"prompt_tokens": 5_000, "completion_tokens": 9})],
     "[slow]": [says("Nobody waits for me.", delay_s=60)],
+    "[fallback]": [
+        calls(call("echo", text="by the first")),
+        {"attempts": [{"status": 404, "body": "no such model"}, {"status": 403}, says("By the third.")]},
+    ],
     "[uncounted]": [says("Nobody counted this.", usage=None)],
 }
 LIMITS: dict[str, dict[str, object]] = {
@@ -108,9 +112,12 @@ class Begun(NamedTuple):
         events = await self.events(marker, "message.received")
         return [str(event.payload["text"]) for event in events if event.payload["by"] == "runtime"]
 
-    def last_request(self, marker: str) -> str:
+    def requests(self, marker: str) -> list[dict[str, object]]:
         bodies = [msgspec.json.decode(body, type=dict[str, object]) for body in self.on.model.bodies]
-        return [str(body["messages"]) for body in bodies if marker in str(body["messages"])][-1]
+        return [body for body in bodies if marker in str(body["messages"])]
+
+    def last_request(self, marker: str) -> str:
+        return str(self.requests(marker)[-1]["messages"])
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +125,8 @@ async def at(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
     folder = tmp_path_factory.mktemp("circles")
     prices = folder / "prices.json"
     prices.write_text(json.dumps({"scripted": {"input": 1000, "output": 1000}}))
-    async with stage(folder, SCRIPT, {"PERDURE_MODEL_PRICES": str(prices)}) as on:
+    environment = {"PERDURE_MODEL_PRICES": str(prices), "PERDURE_FALLBACK_MODELS": "second, third"}
+    async with stage(folder, SCRIPT, environment) as on:
         begun = [marker for marker in SCRIPT if marker not in ("[child]", "[large]", "[slow]")]
 
         async def submit(number: int, marker: str) -> str:
@@ -223,6 +231,16 @@ async def test_a_child_that_uses_up_its_parents_budget_stops_its_siblings(at: Be
     made = {str(event.payload["call_id"]) for event in await at.events("[greedy]", "tool.requested")}
     slow = child_run_id(at.runs["[greedy]"], max(made))
     assert (await at.on.ended(slow)).status == "CANCELLED"
+
+
+async def test_fallback_models_are_asked_in_their_order_and_named_by_the_turn(at: Begun) -> None:
+    run = await at.ended("[fallback]")
+    assert (run.status, run.answer) == ("COMPLETED", "By the third.")
+    asked = [body["model"] for body in at.requests("[fallback]")]
+    assert asked == ["scripted", "scripted", "second", "third"]
+    turns = await at.events("[fallback]", "model.completed")
+    assert [event.payload["model"] for event in turns] == ["scripted", "third"]
+    assert run.usage.cost_usd is None
 
 
 async def test_usage_that_the_endpoint_does_not_count_is_estimated_and_says_so(at: Begun) -> None:
