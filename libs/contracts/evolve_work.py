@@ -116,10 +116,12 @@ KEPT_FILES_MAX = 60
 
 def compacted(state: RunState, event: Event) -> RunState:
     body = cast(e.ContextCompacted, event.body)
+    transcript, light = lightened(state.transcript, state.light, body.dropped)
     return _replace(
         state,
         compacted=body.dropped,
-        transcript=lightened(state.transcript, body.dropped),
+        transcript=transcript,
+        light=light,
         summary=body.summary,
         kept=Kept(
             todos=state.todos, files=tuple(state.files)[-KEPT_FILES_MAX:], questions=len(state.questions)

@@ -244,8 +244,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     model_failures: int = 0
     model_failure: ModelFailure | None = None
     transcript: tuple[Item, ...] = ()
-    # What left the context: the items before `compacted`, with what stands for them. `turn_tokens_max` bounds a turn.
+    # What left the context: the items before `compacted`, with what stands for them; of those before `light` only the
+    # beginnings are kept here. `turn_tokens_max` bounds a turn.
     compacted: int = 0
+    light: int = 0
     summary: str | None = None
     kept: Kept = Kept()
     turn_tokens_max: int | None = None

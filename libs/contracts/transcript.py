@@ -5,7 +5,6 @@ one all (the log keeps all of everything). The outbound copy for a provider is m
 and never written back.
 """
 
-from collections.abc import Sequence
 from typing import Literal, cast
 
 import msgspec
@@ -50,13 +49,16 @@ LIGHT_CHARS = 200
 WHOLE_TURNS = 8
 
 
-def lightened(items: Sequence[Item], left: int) -> tuple[Item, ...]:
-    """The transcript once its first `left` items have left the context: only the beginnings of theirs stay, so that a
-    run takes as much memory as its context does and not as its log."""
-    turns = [index for index, item in enumerate(items) if isinstance(item, AssistantItem)]
-    whole_from = turns[-WHOLE_TURNS] if len(turns) >= WHOLE_TURNS else 0
-    upto = min(left, whole_from)
-    return (*(_light(item) for item in items[:upto]), *items[upto:])
+def lightened(items: tuple[Item, ...], light: int, left: int) -> tuple[tuple[Item, ...], int]:
+    """The transcript once its first `left` items have left the context, and how many of them are light now; `light`
+    were before. Only their beginnings stay, so that a run takes as much memory as its context and not as its log."""
+    turns = 0
+    upto = len(items)
+    while upto > light and turns < WHOLE_TURNS:
+        upto -= 1
+        turns += isinstance(items[upto], AssistantItem)
+    upto = max(light, min(left, upto))
+    return (*items[:light], *(_light(item) for item in items[light:upto]), *items[upto:]), upto
 
 
 def _light(item: Item) -> Item:
@@ -75,8 +77,7 @@ def _light(item: Item) -> Item:
             ]
             # A turn that said something still does.
             content = item.content.strip()[:LIGHT_CHARS]
-            light = msgspec.structs.replace(item, content=content, reasoning="", calls=calls)
-            return item if light == item else light
+            return msgspec.structs.replace(item, content=content, reasoning="", calls=calls)
         case _:
             # What people say stays.
             return item
