@@ -338,7 +338,7 @@ def _missing(call: ModelToolCall, state: RunState) -> str:
         return f"ERROR: {without_surrogates(call.problem)}"
     for question in state.questions:
         if question.call_id == call.call_id and question.kind == "question" and question.answer:
-            return without_surrogates(question.answer)
+            return without_surrogates(question.answer) if question.answer.strip() else _NO_OUTPUT
     return INTERRUPTED
 
 
