@@ -17,7 +17,7 @@ from libs.bus.ports import ACK, Bus, Delivery, Liveness, Outcome, dead, nak
 from libs.chassis.execution import Execution, Executions
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, parse_rfc3339, rfc3339
-from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError
+from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError, Unavailable
 from libs.contracts.tools import (
     HostCatalog,
     JournalEntry,
@@ -188,7 +188,8 @@ class Effects:
         while True:
             try:
                 return await self._created(call, entry)
-            except BusUnavailable:
+            except Unavailable:
+                # A bus without room refuses this try; an earlier one may still arrive.
                 if self._clock.monotonic() > give_up_s:
                     raise
                 await self._clock.sleep(1.0)
