@@ -178,10 +178,17 @@ class Session:
             settled.then, Leave
         ):
             return True
+        if self._begins_something(settled.then):
+            # It may have waited for just this: a read that a later owner asks for again must not see a change that was
+            # made after it.
+            return True
         now = self._parts.clock.monotonic()
         if self._held_since is None:
             self._held_since = now
         return not self._running or now - self._held_since >= SIBLING_WAIT_S
+
+    def _begins_something(self, then: Do) -> bool:
+        return any(activity_key(activity) not in self._running for activity in then.activities)
 
     async def _append(self, decided: list[e.LogEvent]) -> None:
         """Append what is pending with what was decided on it; what comes in meanwhile stays pending."""

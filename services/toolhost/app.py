@@ -6,6 +6,7 @@ tools are killed first, then it ends with the exit code that asks for a new star
 
 import asyncio
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from libs.bus.journal import Journal
@@ -32,10 +33,15 @@ from services.toolhost.tools.ripgrep import installed
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace, undo_folder
 
+# Files are read and written in threads. By default there are a few more than processors, and as many slow searches would
+# hold up every other call.
+_THREADS_MAX = EFFECTS_MAX
+
 
 async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     """Host tools until told to stop. Raises `LeaseLost` when the others have declared this process dead."""
     settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS_MAX, "tools"))
     sandbox = await _sandbox(settings)
     # A tool that could only say that it is not configured would cost the model a turn.
     unusable = set[str]() if settings.run_tests_command else {"run_tests"}

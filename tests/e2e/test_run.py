@@ -15,6 +15,9 @@ import pytest
 
 from deploy.dev.model_server import ModelServer, serve
 from deploy.dev.wire_replay import replayed
+from libs.bus.connection import connect
+from libs.bus.journal import Journal
+from libs.chassis.clock import SystemClock
 from tests.e2e.stage import Script, Stage, call, calls, living, says, stage
 from tests.fakes.model import asked, connected, ignore, sent
 from tests.fakes.waiting import until
@@ -51,7 +54,8 @@ SCRIPT: Script = {
             call("write_file", path="n.txt", content="one\n"),
             call("read_file", path="n.txt"),
             call("edit_file", path="./n.txt", old_str="one", new_str="two"),
-            call("echo", text="beside"),
+            # Takes its time beside the others: what they are told is in the log before the next of them begins.
+            call("search_text", pattern="(a|b|c)+z", path="big"),
             call("apply_patch", patch="*** Begin Patch\n*** Update File: n.txt\n-two\n+three\n*** End Patch"),
             call("search_text", pattern="three"),
         ),
@@ -145,7 +149,7 @@ async def test_a_cancel_while_waiting_for_input_is_the_last_event(on: Stage) -> 
 async def test_calls_of_one_turn_that_touch_the_same_file_happen_and_are_told_in_the_order_of_the_model(
     on: Stage,
 ) -> None:
-    folder = on.workspace("ordered", {"run_tests.sh": "exit 0\n"})
+    folder = on.workspace("ordered", {"run_tests.sh": "exit 0\n", "big/x.txt": "abcabcabcabc\n" * 100_000})
     run_id = await on.submit("[order]", workspace="ordered")
     assert (await on.ended(run_id)).status == "COMPLETED"
     events = await on.events(run_id)
@@ -159,11 +163,19 @@ async def test_calls_of_one_turn_that_touch_the_same_file_happen_and_are_told_in
         "created n.txt: 1 lines, 4 bytes",
         "     1\tone",
         "edited n.txt: 1 replacement at line 1; the file now has 1 lines",
-        "beside",
+        "no match for '(a|b|c)+z' in 1 files",
         "M n.txt: 1 hunk at line 1",
-        "(1 matching lines in 1 of 2 files)",
+        "(1 matching lines in 1 of 3 files)",
     ]
     assert (folder / "n.txt").read_text() == "three\n"
+    # What a call waited for is in the log before it starts, so that no later owner asks again and sees what came after.
+    stored = {event.payload["call_id"]: event.at for event in events if event.type == "tool.completed"}
+    async with connect(on.bus, SystemClock()) as bus:
+        journal = Journal(bus.bucket("journal"))
+        for before, after in ((0, 2), (1, 2), (2, 4)):
+            found = await journal.read(run_id, str(asked[after]), 1)
+            assert found is not None
+            assert stored[asked[before]] <= found.entry.at
 
 
 async def test_escapes_from_the_workspace_are_errors_of_the_tool_and_the_run_goes_on(on: Stage) -> None:

@@ -29,6 +29,8 @@ from services.toolhost.tools.patching import Patched, patched
 # More finds than these are not an edit but a transformation, and a list of them would fill the memory.
 _FINDS_MAX = 100_000
 _LINES_NAMED_MAX = 10
+# Pairs of lines that are compared to keep those that a replacement repeats: a second of work at worst.
+_COMPARED_MAX = 4_000_000
 _LINE_END = re.compile(rb"\r?\n")
 
 
@@ -108,16 +110,8 @@ def _finds(body: bytes, wanted: bytes) -> tuple[list[tuple[int, int]], bool]:
 def _as_lines(body: bytes, old: str, new: str) -> Patched:
     """The edit as a hunk of whole lines, which overlooks what a hunk may."""
     was, is_now = (text.removesuffix("\n").split("\n") if text else [] for text in (old, new))
-    lines: list[Line] = []
-    for kind, old_from, old_to, new_from, new_to in difflib.SequenceMatcher(
-        a=was, b=is_now, autojunk=False
-    ).get_opcodes():
-        sign: Sign = " " if kind == "equal" else "-"
-        lines += [Line(sign=sign, text=text) for text in was[old_from:old_to]]
-        if kind != "equal":
-            lines += [Line(sign="+", text=text) for text in is_now[new_from:new_to]]
     try:
-        found = patched(body, [Hunk(lines=tuple(lines))])
+        found = patched(body, [Hunk(lines=tuple(_difference(was, is_now)))])
     except PatchNoMatch:
         raise EditNoMatch(f"old_str was not found{closest(body, old)}") from None
     except PatchAmbiguous:
@@ -128,6 +122,21 @@ def _as_lines(body: bytes, old: str, new: str) -> Patched:
     if found.after == body:
         raise EditIdentical("old_str and new_str differ only in what the file has not; nothing would change")
     return found
+
+
+def _difference(was: list[str], is_now: list[str]) -> list[Line]:
+    """The lines of a hunk that makes one of the other. Lines in both stay context, unless there are so many that finding
+    them would take long."""
+    if len(was) * len(is_now) > _COMPARED_MAX:
+        return [Line(sign="-", text=text) for text in was] + [Line(sign="+", text=text) for text in is_now]
+    lines: list[Line] = []
+    matcher = difflib.SequenceMatcher(a=was, b=is_now, autojunk=False)
+    for kind, old_from, old_to, new_from, new_to in matcher.get_opcodes():
+        sign: Sign = " " if kind == "equal" else "-"
+        lines += [Line(sign=sign, text=text) for text in was[old_from:old_to]]
+        if kind != "equal":
+            lines += [Line(sign="+", text=text) for text in is_now[new_from:new_to]]
+    return lines
 
 
 def _replaced(
