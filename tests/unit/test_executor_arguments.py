@@ -1,11 +1,15 @@
 """Tool arguments: what is tolerated, what is coerced, and what must never be made up."""
 
+import json
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.executor.ingress.arguments import CUT_OFF, DEPTH_MAX, read_arguments
+from services.executor.ingress.scan import ObjectScan
 
 PROPERTIES: dict[str, object] = {
     "path": {"type": "string"},
@@ -156,3 +160,25 @@ def test_coercion_never_fails_and_gives_what_can_be_stored(value: dict[str, obje
 def test_any_text_is_read_or_refused_and_never_raises(raw: str) -> None:
     read = read_arguments(raw, SCHEMA)
     assert (read.value is None) == (read.problem is not None)
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), _VALUES, max_size=4),
+    st.lists(st.integers(0, 99), max_size=6),
+    st.text(max_size=3),
+)
+def test_the_end_of_an_object_is_found_in_any_pieces_and_only_there(
+    value: dict[str, object], cuts: list[int], behind: str
+) -> None:
+    def closed(text: str) -> bool:
+        places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+        scan = ObjectScan()
+        for start, end in pairwise(places):
+            scan.take(text[start:end])
+        return scan.closed
+
+    raw = json.dumps(value)
+    assert closed(f" {raw}\n")
+    assert not closed(raw[:-1])
+    assert closed(raw + behind) == (not behind.strip())
+    assert not closed(f"[{raw}]")

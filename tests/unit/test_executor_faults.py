@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule
 from libs.contracts.errors import ConfigurationError
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import Usage
@@ -176,3 +177,16 @@ def test_the_same_tools_give_the_same_bytes_in_any_order() -> None:
     assert msgspec.json.decode(offered.json)[0]["function"]["name"] == "a"
     assert offered.estimated_tokens > 0
     assert toolset([]).json is None
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"properties": {}}, {"type": ["object"]}, {"type": "object"}, {"$defs": {}}]
+)
+def test_every_tool_is_offered_with_the_schema_of_an_object(parameters: dict[str, object]) -> None:
+    spec = ToolSpec(name="odd.name", description="", parameters=parameters, semantics=Semantics.READ_ONLY)
+    offered = toolset([spec]).json
+    assert offered is not None
+    sent = msgspec.json.decode(
+        b'{"messages":[{"role":"user","content":"x"}],"tools":' + offered + b"}", type=SentRequest
+    )
+    assert broken_rule(sent, ALWAYS) is None

@@ -41,8 +41,7 @@ def toolset(specs: Iterable[ToolSpec]) -> Toolset:
             function=_Function(
                 name=wire_name(spec.name, {}),
                 description=spec.description,
-                # A tool without parameters still needs an object's schema on strict servers.
-                parameters=spec.parameters or {"type": "object", "properties": {}},
+                parameters=_object_schema(spec.parameters),
             )
         )
         for spec in ordered
@@ -52,3 +51,10 @@ def toolset(specs: Iterable[ToolSpec]) -> Toolset:
     return Toolset(
         json=encoded, schemas={spec.name: spec.parameters for spec in ordered}, estimated_tokens=tokens
     )
+
+
+def _object_schema(parameters: Mapping[str, object]) -> Mapping[str, object]:
+    """Strict servers want an object's schema that says so, also of a tool that takes nothing."""
+    if parameters.get("type") == "object" and "properties" in parameters:
+        return parameters
+    return {"properties": {}, **parameters, "type": "object"}
