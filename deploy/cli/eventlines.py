@@ -135,7 +135,8 @@ def _work(kind: str, payload: Fields) -> Line:
         case "workspace.attached":
             return Line(f"held by {field('replica')}, baseline {field('baseline')[:12] or 'none'}", "dim")
         case "context.compacted":
-            return Line(f"{field('tokens_before')} → {field('tokens_after')} tokens", "dim")
+            how = ", summarised" if field("summary") else ""
+            return Line(f"{field('tokens_before')} → {field('tokens_after')} tokens{how}", "dim")
         case "verification.requested":
             checks = (
                 ", ".join(text(check.get("kind")) for check in items(payload.get("checks"))) or "no checks"

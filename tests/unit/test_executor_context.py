@@ -12,6 +12,7 @@ from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule
 from libs.contracts import events as e
 from libs.contracts.run import Question, RunState
 from libs.contracts.tasks import ContextStrategy, Limits, TaskSpec
+from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.transcript import LIGHT_CHARS, AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall, Todo
 from services.executor.egress.budget import input_tokens_max, output_room, turn_tokens_max
@@ -19,6 +20,7 @@ from services.executor.egress.context import Compact, Exhausted, Fits, Window, a
 from services.executor.egress.history import History
 from services.executor.egress.results import page
 from services.executor.egress.summary import installed
+from services.executor.egress.toolset import toolset
 from services.executor.ingress.text import without_surrogates
 from tests.fakes.transcripts import PLAIN, SYSTEM, TRANSCRIPT, result, run, said, sent, shape, user
 
@@ -70,6 +72,19 @@ def test_a_request_that_fits_is_left_alone_and_tools_count() -> None:
     fits = window(state, tool_tokens=1_000)
     assert fits == Fits(tokens=tokens(state) + 1_000)
     assert isinstance(window(state, tool_tokens=7_000), Compact)
+
+
+def test_forty_tools_of_a_thousand_tokens_are_counted() -> None:
+    described = "Does one thing, and does it well. " * 120
+    specs = [
+        ToolSpec(name=f"tool_{number}", description=described, parameters={}, semantics=Semantics.READ_ONLY)
+        for number in range(40)
+    ]
+    tool_tokens = toolset(specs).estimated_tokens
+    assert tool_tokens > 36_000
+    state = run(limits=Limits(context_tokens=40_000))
+    assert isinstance(window(state), Fits)
+    assert isinstance(window(state, tool_tokens=tool_tokens), Exhausted)
 
 
 def test_what_the_model_counts_more_of_than_we_do_fills_the_context_sooner() -> None:
