@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.toolhost.tools import ToolContext
-from services.toolhost.tools.ripgrep import WORTH_BYTES, Sieve, means_the_same
+from services.toolhost.tools.ripgrep import PLACES, WORTH_BYTES, Sieve, means_the_same
 from tests.unit.toolhost_workspace import PATIENCE_S, call, context
 
 
@@ -228,6 +228,11 @@ async def test_a_sieve_takes_out_what_has_no_match_and_counts_what_is_not_shown(
     assert (found.metadata["matches"], found.metadata["searched_files"]) == (3, 601)
     many = await call(tools, "search_text", pattern=r"return \d", max_results=2)
     assert (many.metadata["matches"], many.metadata["files"]) == (600 * 400, 600)
+    # Both places are free again, whatever ended the searches.
+    invalid = await call(tools, "search_text", pattern="[z-a]")
+    assert not invalid.ok
+    assert [PLACES.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+    PLACES.release(2)
     assert many.output.splitlines()[:2] == ["000.py:2:     return 1", "000.py:4:     return 1"]
 
 

@@ -9,10 +9,11 @@ it plans anew.
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import msgspec
 
-from services.toolhost.errors import FileChanged, FileMissing, ToolFailure
+from services.toolhost.errors import FileChanged, FileMissing
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.room import Usage
 from services.toolhost.tools import Outcome
@@ -81,11 +82,10 @@ def apply(guard: WorkspaceGuard, plan: Plan, undo: UndoLog) -> Outcome:
     guard.room.take(_added(guard, waiting))
     if len(waiting) > 1:
         undo.begin(guard, [(change.path, change.before_sha256, change.after_sha256) for change in waiting])
-        try:
+        with ExitStack() as unless_whole:
+            unless_whole.callback(undo.restore, guard)
             _carry_out(guard, waiting)
-        except ToolFailure:
-            undo.restore(guard)
-            raise
+            unless_whole.pop_all()
         undo.forget()
     else:
         _carry_out(guard, waiting)

@@ -9,13 +9,16 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 # Below this the worker of our own engine is done before two processes have started.
 WORTH_BYTES = 4 << 20
-# Files at once: half of what a process may usually have open is left for everything else.
-BATCH_FILES = 256
+# Files at once of one search, and such searches at once: most of the 1,024 files that a process may usually have open are
+# left for everything else. A search that finds no place here does without.
+BATCH_FILES = 128
+PLACES = threading.BoundedSemaphore(2)
 _THREADS = "2"
 # Everything that the two engines could see differently: bytes beyond ASCII, CR, NUL and other controls.
 _ODD = r"[\x00-\x08\x0b-\x1f\x7f-\xff]"

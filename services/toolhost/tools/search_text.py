@@ -24,7 +24,7 @@ from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded, matching
 from services.toolhost.tools.encodings import as_utf8
 from services.toolhost.tools.names import shown
-from services.toolhost.tools.ripgrep import BATCH_FILES, Sieve, sieve_for
+from services.toolhost.tools.ripgrep import BATCH_FILES, PLACES, Sieve, sieve_for
 
 _RESULTS_DEFAULT = 100
 _RESULTS_MAX = 1_000
@@ -138,23 +138,31 @@ def _sieved(
     guard: WorkspaceGuard, paths: list[str], sieve: Sieve | None, patience_s: float
 ) -> Iterator[tuple[str, int | None, int]]:
     """The files with the number of lines that match and the size, as far as the sieve knows them."""
-    if sieve is None:
+    if sieve is None or not PLACES.acquire(blocking=False):
         yield from ((path, None, 0) for path in paths)
         return
-    for start in range(0, len(paths), BATCH_FILES):
-        batch = paths[start : start + BATCH_FILES]
-        with ExitStack() as stack:
-            opened: dict[str, tuple[int, int]] = {}
-            for path in batch:
-                # What cannot be opened is said to be so when it is read.
-                with suppress(ToolFailure):
-                    fd = guard.open_read(path)
-                    stack.callback(os.close, fd)
-                    opened[path] = (fd, os.fstat(fd).st_size)
-            small = {path: file for path, file in opened.items() if file[1] <= _FILE_BYTES_MAX}
-            counts = dict(zip(small, sieve.counts([fd for fd, _ in small.values()], patience_s), strict=True))
+    try:
+        for start in range(0, len(paths), BATCH_FILES):
+            yield from _batch(guard, paths[start : start + BATCH_FILES], sieve, patience_s)
+    finally:
+        PLACES.release()
+
+
+def _batch(
+    guard: WorkspaceGuard, batch: list[str], sieve: Sieve, patience_s: float
+) -> list[tuple[str, int | None, int]]:
+    """Some of the files; their descriptors are closed again when it returns."""
+    with ExitStack() as stack:
+        opened: dict[str, tuple[int, int]] = {}
         for path in batch:
-            yield path, counts.get(path), small[path][1] if path in small else 0
+            # What cannot be opened is said to be so when it is read.
+            with suppress(ToolFailure):
+                fd = guard.open_read(path)
+                stack.callback(os.close, fd)
+                opened[path] = (fd, os.fstat(fd).st_size)
+        small = {path: file for path, file in opened.items() if file[1] <= _FILE_BYTES_MAX}
+        counts = dict(zip(small, sieve.counts([fd for fd, _ in small.values()], patience_s), strict=True))
+    return [(path, counts.get(path), small[path][1] if path in small else 0) for path in batch]
 
 
 def _contents(
