@@ -20,6 +20,7 @@ from deploy.dev.model_server import Asked
 from libs.chassis.clock import SystemClock
 from libs.contracts.clock import parse_rfc3339
 from libs.contracts.views import EventView
+from services.executor.endpoint.talk import WAIT_SCALE
 from tests.bench.processes import rss_mb
 from tests.e2e.stage import Stage, call, calls, says, stage
 from tests.fakes.waiting import PATIENCE_S
@@ -89,7 +90,7 @@ SCRIPT: dict[str, list[dict[str, object]]] = {
 async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     limits = {"max_iterations": LONG + 10, "max_tool_output_chars": 100_000}
     folder = tmp_path_factory.mktemp("context")
-    async with stage(folder, SCRIPT, {"PERDURE_LIMITS": json.dumps(limits)}) as ready:
+    async with stage(folder, SCRIPT, {"PERDURE_LIMITS": json.dumps(limits), WAIT_SCALE: "0.01"}) as ready:
         text = "".join(
             f"{n:07d} {'the quick brown fox jumps over the lazy dog ' * 2}"[:83] + "\n"
             for n in range(max(1_000, LONG * LINES))
