@@ -177,6 +177,13 @@ def test_the_incremental_history_gives_the_bytes_of_its_specification(
         assert b",".join(history.foreseen(state, profile, then).fragments) == expected_bytes(then, profile)
 
 
+def test_a_text_behind_a_turn_that_left_is_in_the_head_as_soon_as_it_comes() -> None:
+    history, state = History(SYSTEM), run(said(1, calls=1), result(1), compacted=2)
+    history.outbound(state, PLAIN)
+    later = msgspec.structs.replace(state, transcript=(*state.transcript, user("Stop.")))
+    assert b",".join(history.outbound(later, PLAIN).fragments) == expected_bytes(later)
+
+
 @given(transcript=TRANSCRIPT, cuts=st.lists(st.integers(0, 14), max_size=8))
 def test_foreseen_items_that_are_stored_as_equal_ones_change_nothing(
     transcript: tuple[Item, ...], cuts: list[int]

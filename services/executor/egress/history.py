@@ -155,7 +155,9 @@ class History:
         key: object = (profile, tuple(groups.leading), inbox)
         if state.compacted:
             # Nothing of the note changes before more leaves: it is the beginning of what a provider keeps in its cache.
-            key = (key, state.compacted, state.summary, state.kept, turn_tokens_max(state))
+            # (The texts of the newest turn that left grow only where a log lets even the newest turn leave.)
+            growing = len(groups.groups[self._left - 1].texts) if self._left else 0
+            key = (key, state.compacted, state.summary, state.kept, turn_tokens_max(state), growing)
         if key != self._head_key:
             self._head_key = key
             head = _head(state, self._system, groups, self._paging)
