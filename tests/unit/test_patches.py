@@ -148,6 +148,13 @@ def test_miscounted_heads_and_lost_blanks_are_forgiven() -> None:
     assert len(hunks[1].lines) == 8
 
 
+def test_a_mail_with_a_patch_ends_at_its_signature() -> None:
+    mail = "From 1234 Mon Sep 17\nSubject: [PATCH] x\n\n a | 2 +-\n\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-x\n+y\n-- \n2.39.5\n\n"
+    assert [one.hunks[0].lines for one in parse(mail + mail.replace("a/a", "a/b").replace("b/a", "b/b"))] == [
+        lines("-x", "+y")
+    ] * 2
+
+
 @pytest.mark.parametrize(
     "text,why",
     [
@@ -168,6 +175,10 @@ def test_miscounted_heads_and_lost_blanks_are_forgiven() -> None:
             "regular",
         ),
         ("diff --git a/b b/b\nindex 1..2\nGIT binary patch\nliteral 1\n", "binary"),
+        ("--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n a\nb\n-c\n+d\n", "line 5 .*belongs to no hunk"),
+        ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\nand then\n", "belongs to no hunk"),
+        ("--- a/x\n+++ b/x\n@@ def f():\n-a\n+b\n", "begins with '@@ -LINE"),
+        ("diff --cc x\n--- a/x\n+++ b/x\n@@@ -1,2 -1,2 +1,2 @@@\n  a\n--b\n++c\n", "begins with '@@ -LINE"),
         ("x" * (3 << 20), "split it"),
         ("*** Begin Patch\n" + "*** Delete File: a\n" * 201 + "*** End Patch", "more than 200 files"),
     ],

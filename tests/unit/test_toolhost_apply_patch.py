@@ -155,6 +155,12 @@ async def test_a_unified_diff_with_prefixes_changes_permissions_and_deletes(tool
     assert (root / "naïve — é.txt").read_bytes() == b"x"
 
 
+async def test_an_old_name_that_is_nobody_s_stands_for_the_new_one(tools: ToolContext) -> None:
+    patch = "--- a.py.orig\t2026\n+++ a.py\t2026\n@@ -1,2 +1,2 @@\n one\n-two\n+zwei\n"
+    assert (await call(tools, "apply_patch", patch=patch)).ok
+    assert (tools.guard.root / "a.py").read_bytes() == b"one\r\nzwei\r\n"
+
+
 async def test_the_same_plan_again_is_no_error_and_changes_nothing(tools: ToolContext) -> None:
     plan = await apply_patch.plan(tools, {"patch": MANY})
     assert not is_applied(tools.guard, plan.after)

@@ -1,7 +1,7 @@
 """Reads unified diffs, plain or git's: `--- a/x`, `+++ b/x`, `@@ -1,2 +3,4 @@`.
 
 Invariant: wrong line counts in a hunk's head are forgiven (models miscount), but not a last hunk that is shorter than
-its head says: it may be cut off.
+its head says (it may be cut off), nor a line behind a hunk that cannot be understood: nothing is left out silently.
 """
 
 import re
@@ -11,9 +11,15 @@ from libs.contracts.errors import PatchUnreadable
 from libs.contracts.patches.files import FilePatch, Hunk, HunkLines
 
 _GIT = "diff --git "
-_HEAD = re.compile(r"@@+ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HEAD = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _MODE = re.compile(r"(?:new|deleted) (?:file )?mode (\d{6})")
 _BINARY = re.compile(r"GIT binary patch|Binary files .* differ")
+# What may stand behind a hunk: git's lines about the next file, other programs' rulers, the end of a fence.
+_BETWEEN = re.compile(
+    r"\s*$|index |old mode |new mode |new file |deleted file |similarity |dissimilarity |rename |Index: |=+\s*$"
+    r"|diff |Only in |```|~~~|EOF|PATCH"
+)
+_SIGNATURE = "--"
 _NOTHING = "/dev/null"
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 _QUOTED = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
@@ -84,7 +90,20 @@ def parse(lines: Sequence[str]) -> list[FilePatch]:
         elif head := _HEAD.match(line):
             hunk, at = _hunk(lines, at, head)
             current.hunks += [hunk] if hunk is not None else []
+        elif line.startswith("@@"):
+            raise PatchUnreadable(
+                f"line {at + 1} of the patch, {line[:80]!r}: a hunk of a unified diff begins with '@@ -LINE,COUNT "
+                "+LINE,COUNT @@'; without numbers use '*** Begin Patch' … '*** End Patch'"
+            )
+        elif line.rstrip() == _SIGNATURE:
+            # A mail ends here; another one may follow.
+            found, current, at = [*found, current.patch()], None, at + 1
         else:
+            if current.hunks and not _BETWEEN.match(line):
+                raise PatchUnreadable(
+                    f"line {at + 1} of the patch, {line[:80]!r}, belongs to no hunk; each line of one begins with a "
+                    "blank, '-' or '+'"
+                )
             _take_git_line(current, line)
             at += 1
     return [*found, current.patch()] if current is not None else found
@@ -133,11 +152,13 @@ def _hunk(lines: Sequence[str], at: int, head: re.Match[str]) -> tuple[Hunk | No
 
 def _ends_here(lines: Sequence[str], at: int, taken: HunkLines, old_wanted: int, new_wanted: int) -> bool:
     """Whether the next thing begins at this line. `--- x` may also be a line `-- x` that is gone: the counts decide."""
-    if lines[at].startswith(("@@ ", _GIT)):
+    if lines[at].startswith(("@@", _GIT)):
+        return True
+    old_left, new_left = old_wanted - taken.old_count, new_wanted - taken.new_count
+    if lines[at].rstrip() == _SIGNATURE and old_left <= 0 and new_left <= 0:
         return True
     if not _is_header(lines, at):
         return False
-    old_left, new_left = old_wanted - taken.old_count, new_wanted - taken.new_count
     behind = lines[at + 2] if at + 2 < len(lines) else ""
     return not (old_left > 0 and new_left > 0) or (_HEAD.match(behind) is not None and old_left > 1)
 

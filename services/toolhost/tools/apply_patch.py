@@ -153,6 +153,10 @@ class _Files:
 
     def _update(self, path: str, part: FilePatch) -> str:
         file = self._file(path)
+        if file.now is None and part.move is not None and part.hunks and part.hunks[0].old_start is not None:
+            # Other programs name the old file `x.orig`: as for `patch`, the one that is there is meant.
+            path, part = self._context.guard.spelled(part.move), msgspec.structs.replace(part, move=None)
+            file = self._file(path)
         data = self._content(path, file)
         if not part.hunks and part.move is None and part.executable is None:
             raise PatchEmpty("its update has no hunks, so nothing would change")

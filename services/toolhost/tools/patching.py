@@ -82,12 +82,18 @@ class _Text:
         self._new += self._old[self._at : start]
         self.places.append(start + 1)
         self._at = start
+        literal = self._is_literal(hunk, start)
         gone: list[bytes] = []
         end = self._new[-1].end if self._new else b""
-        for line in hunk.lines:
+        for number_in_hunk, line in enumerate(hunk.lines, 1):
+            if literal and line.sign == "+" and not hunk.new_ends and number_in_hunk == len(hunk.lines):
+                # A last line without an end: a CR there belongs to the text.
+                self._new.append(TextLine(encoded(line.text), b""))
+                continue
             if line.sign == "+":
                 # A new line takes the end of the one that it stands for, else of the one above it.
-                own = (gone.pop(0) if gone else end or self._next_end()) or _own_end(line.text)
+                own = b"" if literal else gone.pop(0) if gone else end or self._next_end()
+                own = own or _own_end(line.text)
                 text = encoded(line.text.removesuffix("\r"))
                 self._new.append(TextLine(text.removeprefix(BOM) if not self._new else text, own))
                 continue
@@ -101,6 +107,17 @@ class _Text:
                 self._new.append(kept)
         if self._at == len(self._old) and not (hunk.old_ends and hunk.new_ends):
             self._open_end = not hunk.new_ends
+
+    def _is_literal(self, hunk: Hunk, start: int) -> bool:
+        """Whether the hunk says CR where the file has it, as a program would: then it says how new lines end, too."""
+        at = range(start, start + len(hunk.old))
+        if not at:
+            return any(text.endswith("\r") for text in hunk.new)
+        return all(
+            text.endswith("\r") == (self._old[index].end == b"\r\n")
+            for index, text in zip(at, hunk.old, strict=True)
+            if self._old[index].end
+        )
 
     def finished(self) -> bytes:
         lines = [*self._new, *self._old[self._at :]]
