@@ -74,5 +74,17 @@ def test_a_secret_that_comes_in_several_deltas_is_masked_in_all_of_them() -> Non
         msgspec.json.decode(line.removeprefix(b"data: "))
 
 
+def test_a_key_whose_end_stands_in_another_message_leaves_the_messages_whole() -> None:
+    pieces = [f"-----BEGIN {PEM}\nMIIE", f"pAIBAAKCAQEA\n-----END {PEM}"]
+    stream = b"".join(chunk(content=piece) for piece in pieces) + fin("stop") + DONE
+    found = masked_stream(stream)
+    assert b"MIIE" not in found
+    assert b"pAIBAAKCAQEA" not in found
+    for line in found.split(b"\n\n")[:-2]:
+        msgspec.json.decode(line.removeprefix(b"data: "))
+    request = msgspec.json.encode({"messages": [{"content": piece} for piece in pieces]})
+    assert msgspec.json.decode(masked(request)) == msgspec.json.decode(request)
+
+
 def test_a_value_too_short_to_be_a_secret_masks_nothing() -> None:
     assert masked(b"a b c", [b"", b"b"]) == b"a b c"
