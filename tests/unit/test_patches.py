@@ -174,6 +174,7 @@ def test_a_mail_with_a_patch_ends_at_its_signature() -> None:
             "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n",
             "regular",
         ),
+        ("diff --git a/x b/x\ndeleted file mode 100644\n--- /dev/null\n+++ b/x\n", "no such file"),
         ("diff --git a/b b/b\nindex 1..2\nGIT binary patch\nliteral 1\n", "binary"),
         ("--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n a\nb\n-c\n+d\n", "line 5 .*belongs to no hunk"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\nand then\n", "belongs to no hunk"),
@@ -186,6 +187,22 @@ def test_a_mail_with_a_patch_ends_at_its_signature() -> None:
 def test_what_is_no_whole_patch_is_refused_and_told_why(text: str, why: str) -> None:
     with pytest.raises(PatchUnreadable, match=why):
         parse(text)
+
+
+_DIFF_LINES = (
+    *("diff --git a/x b/x", "--- a/x", "+++ b/x", "--- /dev/null", "+++ /dev/null", "--- ", "+++ "),
+    *("new file mode 100644", "deleted file mode 100644", "rename from x", "rename to y", "rename from "),
+    *("@@ -1 +1 @@", f"@@ -{'9' * 5000} +1 @@", "+a", "-a", " a", "", "\\ No newline at end of file"),
+    *("*** Begin Patch", "*** End Patch", "*** Update File: x", "*** Delete File: x", "*** Move to: y"),
+)
+
+
+@given(st.lists(st.sampled_from(_DIFF_LINES), max_size=9))
+def test_no_order_of_the_lines_of_patches_breaks_the_reader(mixed: list[str]) -> None:
+    try:
+        assert all(one.paths for one in parse("\n".join(mixed)))
+    except PatchUnreadable:
+        pass
 
 
 @given(st.text(st.sampled_from("*@+- \\\nab/\r\ufeff"), max_size=60), st.integers(0, len(V4A)))

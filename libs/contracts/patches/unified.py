@@ -11,7 +11,7 @@ from libs.contracts.errors import PatchUnreadable
 from libs.contracts.patches.files import FilePatch, Hunk, HunkLines
 
 _GIT = "diff --git "
-_HEAD = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_HEAD = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _MODE = re.compile(r"(?:new|deleted) (?:file )?mode (\d{6})")
 _BINARY = re.compile(r"GIT binary patch|Binary files .* differ")
 # What may stand behind a hunk: git's lines about the next file, other programs' rulers, the end of a fence.
@@ -46,7 +46,8 @@ class _File:
     def patch(self) -> FilePatch:
         old, new = self._names()
         if self.deleted or new is None:
-            assert old is not None
+            if old is None:
+                raise PatchUnreadable(f"the patch deletes {str(new)[:80]!r}, and says that there is no such file")
             return FilePatch(kind="delete", path=old, hunks=tuple(self.hunks))
         if self.added or old is None:
             return FilePatch(kind="add", path=new, hunks=tuple(self.hunks), executable=self.executable)
