@@ -3,6 +3,7 @@
 import asyncio
 from typing import Literal
 
+import msgspec
 import pytest
 
 from deploy.dev.model_script import Answer
@@ -45,6 +46,20 @@ async def test_our_own_mistake_is_asked_once_and_the_key_is_not_repeated(status:
         assert (failure.value.error_code, failure.value.transient) == ("MODEL_ERROR", False)
         assert f"HTTP {status}" in failure.value.message
         assert KEY not in failure.value.message
+
+
+async def test_an_attempt_that_is_made_again_is_told_of_without_the_key() -> None:
+    told: list[str] = []
+
+    def heard(attempt: int, error_code: str, message: str, pause_s: float) -> None:
+        told.append(message)
+
+    answer = Answer(attempts=[refused(503, f"No upstream for {KEY}"), OK])
+    async with talking(answer, clock=QuickClock()) as peer:
+        await peer.model.complete(msgspec.structs.replace(asked(), on_retry=heard), ignore)
+    assert len(told) == 1
+    assert "No upstream" in told[0]
+    assert KEY not in told[0]
 
 
 async def test_a_quota_that_is_used_up_is_not_tried_again() -> None:

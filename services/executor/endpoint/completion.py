@@ -174,7 +174,10 @@ class Model:
         try:
             outcome = await self._attempt(name, request, on_delta, call)
             standing = _standing(outcome)
-            cause = outcome.message if isinstance(outcome, Fault) else ""
+            if isinstance(outcome, Fault):
+                # Some endpoints show the key that they were given, and every fault goes into the run's log.
+                cause = outcome.message.replace(self._settings.api_key, "[the key]")
+                outcome = msgspec.structs.replace(outcome, message=cause)
             return outcome
         finally:
             self._circuits.note(name, standing, self._clock.monotonic(), call=call.number, cause=cause)
@@ -298,8 +301,7 @@ class Model:
             message += f" (and {len(faults) - 1} fallback models failed, the last: {faults[-1].message})"
         return ModelFailure(
             first.error_code,
-            # Some endpoints show the key that they refuse.
-            message.replace(self._settings.api_key, "[the key]"),
+            message,
             attempt=call.attempt,
             retry_at=retry_at,
             transient=bool(bearable),
