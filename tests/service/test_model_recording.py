@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
 import msgspec
 import pytest
 
@@ -123,6 +126,23 @@ async def test_the_key_is_nowhere_in_a_recording() -> None:
     assert KEY.encode() not in kept
     assert b"Incorrect" in kept
     assert "".join(part for one in await tape.exchanges() for part in one.text or []).count(KEY[:6]) == 0
+
+
+async def test_a_key_that_stands_where_a_request_is_clipped_is_masked_before() -> None:
+    tape, left = Tape(), 6
+
+    @asynccontextmanager
+    async def post(body: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:
+        async def pieces() -> AsyncGenerator[bytes]:
+            yield HI
+
+        yield pieces()
+
+    body = b"x" * (bounds.REQUEST_BYTES_MAX - left) + KEY.encode()
+    async with tape.recording.tap(post)(body) as pieces:
+        assert [piece async for piece in pieces] == [HI]
+    [kept] = await tape.exchanges()
+    assert kept.request.endswith("x" + "*" * left)
 
 
 async def test_what_is_too_large_is_clipped_and_no_test() -> None:

@@ -8,6 +8,7 @@ event that ends the call names it.
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -112,8 +113,7 @@ class Recording:
     def _exchange(self, number: int, heard: "_Heard") -> Exchange:
         secrets, sizes = self._recorder.secrets, [len(piece) for piece in heard.pieces]
         stream = masked_stream(b"".join(heard.pieces), secrets)
-        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-        pieces = [stream[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        pieces = [stream[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         clipped = ["request"] if len(heard.body) > REQUEST_BYTES_MAX else []
         clipped += ["response"] if heard.clipped else []
         refused = heard.refused
@@ -124,7 +124,7 @@ class Recording:
             "iteration": self._state.iteration,
             "number": number,
             "at": heard.at,
-            "request": masked(heard.body[:REQUEST_BYTES_MAX], secrets).decode("utf-8", "ignore"),
+            "request": masked(heard.body, secrets)[:REQUEST_BYTES_MAX].decode("utf-8", "ignore"),
             "status": refused.status if refused is not None else heard.status,
             "headers": {name: known[name] for name in _HEADERS if name in known},
             "body": masked(refused.body.encode(), secrets).decode() if refused is not None else "",
