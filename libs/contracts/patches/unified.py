@@ -47,7 +47,9 @@ class _File:
         old, new = self._names()
         if self.deleted or new is None:
             if old is None:
-                raise PatchUnreadable(f"the patch deletes {str(new)[:80]!r}, and says that there is no such file")
+                raise PatchUnreadable(
+                    f"the patch deletes {str(new)[:80]!r}, and says that there is no such file"
+                )
             return FilePatch(kind="delete", path=old, hunks=tuple(self.hunks))
         if self.added or old is None:
             return FilePatch(kind="add", path=new, hunks=tuple(self.hunks), executable=self.executable)
