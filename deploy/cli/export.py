@@ -6,11 +6,11 @@ Invariant: a line is exactly what the API gave, whole; a file is there only when
 import argparse
 import json
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 
-from deploy.cli.outcome import Exit
+from deploy.cli.outcome import Exit, refused
 from deploy.cli.terminal import Screen
 from libs.client import PerdureClient
 
@@ -31,18 +31,10 @@ async def export(client: PerdureClient, screen: Screen, args: argparse.Namespace
                 screen.line(line)
                 count += 1
         else:
-            # What a run said is nobody else's business, and half a file is no export.
-            part = target.with_name(f"{target.name}.part")
-            with ExitStack() as unless_whole:
-                file = unless_whole.enter_context(
-                    os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
-                )
-                unless_whole.callback(part.unlink, missing_ok=True)
-                async for line in found:
-                    file.write(f"{line}\n")
-                    count += 1
-                file.flush()
-                part.replace(target)
+            try:
+                count = await _written(found, target)
+            except OSError as error:
+                return refused(f"cannot write {target}: {error.strerror or error}; name another file")
     if args.wire and not count:
         screen.aside("nothing was recorded in this run; executors record with PERDURE_RECORD_WIRE=true")
         return Exit.FAILED
@@ -50,6 +42,22 @@ async def export(client: PerdureClient, screen: Screen, args: argparse.Namespace
         told = {"run_id": args.run_id, "file": str(target), "lines": count}
         screen.line(json.dumps(told) if args.json else f"{count} lines in {target}")
     return Exit.DONE
+
+
+async def _written(lines: AsyncIterator[str], target: Path) -> int:
+    """How many lines the file holds. What a run said is nobody else's business, and half a file is no export."""
+    part, count = target.with_name(f"{target.name}.part"), 0
+    with ExitStack() as unless_whole:
+        file = unless_whole.enter_context(
+            os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
+        )
+        unless_whole.callback(part.unlink, missing_ok=True)
+        async for line in lines:
+            file.write(f"{line}\n")
+            count += 1
+        file.flush()
+        part.replace(target)
+    return count
 
 
 async def events(client: PerdureClient, run_id: str) -> AsyncGenerator[str]:

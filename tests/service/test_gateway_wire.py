@@ -96,6 +96,8 @@ async def test_an_export_holds_every_line_whole(bus: Bus, tmp_path: Path) -> Non
         assert await export(client, Screen(screen), asked(run_id, file, wire=False)) is Exit.DONE
         assert len(file.read_text().splitlines()) == json.loads(screen.getvalue())["lines"] == 5
         assert file.stat().st_mode & 0o077 == 0
+        nowhere = asked(run_id, tmp_path / "no" / "folder", wire=False)
+        assert await export(client, Screen(io.StringIO()), nowhere) is Exit.USAGE
 
 
 async def test_a_run_without_recordings_exports_none_and_says_so(
