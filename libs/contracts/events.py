@@ -53,7 +53,8 @@ class RunClaimed(EventBody, frozen=True, kw_only=True):
 
 
 class RunReleased(EventBody, frozen=True, kw_only=True):
-    """The owner let go. `waiting_for`: what a suspended run waits for; `silent_host`: one that lives and never answered."""
+    """The owner let go. `waiting_for`: what a suspended run waits for; `silent_host`: one that lives and never answered;
+    `tokens_used_up`: the tenant may use no more of them today."""
 
     type = "run.released"
     life = True
@@ -62,6 +63,7 @@ class RunReleased(EventBody, frozen=True, kw_only=True):
     retry_at: str | None = None
     message: str | None = None
     silent_host: str | None = None
+    tokens_used_up: bool = False
 
 
 class RunCancelRequested(EventBody, frozen=True, kw_only=True):

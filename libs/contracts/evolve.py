@@ -129,11 +129,14 @@ def _released(state: RunState, event: Event) -> RunState:
             )
         case "failure":
             state = _replace(state, status=RunStatus.RETRYING, retry_at=body.retry_at)
-            if body.silent_host is None:
+            if body.silent_host is None and not body.tokens_used_up:
                 return state
-            # The fault is the host's, not the run's: it is no reason to carry the run alone.
-            fruitless = max(0, state.claims_without_progress - 1)
-            return _replace(state, claims_without_progress=fruitless, silences=state.silences + 1)
+            # The fault is the host's or the tenant's, not the run's: it is no reason to carry the run alone.
+            return _replace(
+                state,
+                claims_without_progress=max(0, state.claims_without_progress - 1),
+                silences=state.silences + (body.silent_host is not None),
+            )
         case "suspended":
             waiting = _STATUS_OF_WAIT[body.waiting_for or "resume"]
             return _replace(

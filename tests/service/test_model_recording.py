@@ -132,7 +132,7 @@ async def test_a_key_that_stands_where_a_request_is_clipped_is_masked_before() -
     tape, left = Tape(), 6
 
     @asynccontextmanager
-    async def post(body: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:
+    async def post(_: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:
         async def pieces() -> AsyncGenerator[bytes]:
             yield HI
 

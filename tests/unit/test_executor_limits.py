@@ -143,6 +143,16 @@ def test_a_run_whose_tenant_has_no_tokens_left_today_is_parked_between_its_turns
     assert kinds(settle(again, env(now=TOMORROW)).events) == ["model.requested"]
 
 
+def test_a_run_that_is_parked_day_after_day_is_not_on_its_way_to_a_process_of_its_own() -> None:
+    state = asked(owned())
+    for day in range(1, 6):
+        state = settle(state, env()._replace(parked_until=NOW + timedelta(days=day))).state
+        assert state.status is RunStatus.RETRYING
+        claim = e.RunClaimed(owner="y", boot="b2", epoch=day + 1, attempt=day + 1)
+        state = foresee(state, [claim], NOW + timedelta(days=day))
+        assert state.claims_without_progress == 1
+
+
 def test_a_turn_that_is_under_way_is_not_thrown_away_and_an_answer_is_still_verified() -> None:
     parked = env(busy=True)._replace(parked_until=TOMORROW)
     state = asked(owned())

@@ -20,7 +20,7 @@ from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, UserItem
-from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, RunError, Usage
+from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, RunError
 from libs.policy.decision import Policy
 from services.executor.decision import calls, waits
 from services.executor.decision.limits import deadline, notice, spent, timed_out
@@ -28,7 +28,6 @@ from services.executor.decision.stuck import circling
 from services.executor.egress.context import Compact, Exhausted, Fits, Window
 from services.executor.egress.results import is_result
 from services.executor.ingress.finish import Fail, Final, Nudge, Retry, RunTools, judge, nudges_in
-from services.executor.ingress.turn import ModelTurn
 from services.executor.tools.runtime import DELEGATE
 
 # What can be said in a row: the end of one step, its verdict, a compaction and the next step are four.
@@ -284,7 +283,8 @@ def _park(env: Env) -> Step:
     """Let go of the run until its tenant may use tokens again; nothing of it is lost."""
     assert env.parked_until is not None
     why = "the tenant's tokens for today are used up (TENANT_MAX_TOKENS_PER_DAY)"
-    return _end(env, e.RunReleased(reason="failure", retry_at=rfc3339(env.parked_until), message=why))
+    retry_at = rfc3339(env.parked_until)
+    return _end(env, e.RunReleased(reason="failure", retry_at=retry_at, message=why, tokens_used_up=True))
 
 
 def _ask(state: RunState, env: Env) -> Step:
@@ -338,18 +338,7 @@ def _rounds_used_up(state: RunState, last: object) -> bool:
 
 
 def _after_final(state: RunState, env: Env, turn: AssistantItem) -> Step:
-    said = ModelTurn(
-        content=turn.content,
-        reasoning=turn.reasoning,
-        calls=turn.calls,
-        finish_reason=turn.finish_reason,
-        usage=Usage(),
-    )
-    match judge(
-        said,
-        tools_offered=bool(env.specs),
-        nudges=nudges_in(state.transcript[:-1]),
-    ):
+    match judge(turn, tools_offered=bool(env.specs), nudges=nudges_in(state.transcript[:-1])):
         case Nudge(text=text):
             return Say([e.MessageReceived(text=text, by="runtime")])
         case Fail(error_code=code, message=message) | Retry(error_code=code, message=message):
