@@ -101,7 +101,7 @@ class Uncertainty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child ended; `answer` is its error's message when it failed."""
+    """How a child ended; of one that did not complete, `answer` says why and what it had done."""
 
     child_run_id: str
     status: str
