@@ -27,8 +27,6 @@ class Reserved(BaseModel):
     retention_days: Annotated[float | None, Field(alias="PERDURE_RETENTION_DAYS", gt=0)] = None
     requests_per_minute: Annotated[int | None, Field(alias="TENANT_REQUESTS_PER_MINUTE", ge=1)] = None
     database_url: Annotated[_Database | None, Field(alias="DATABASE_URL")] = None
-    program_tool: Annotated[bool, Field(alias="ENABLE_PROGRAM_TOOL")] = False
-    sandbox_image: Annotated[str | None, Field(alias="SANDBOX_IMAGE")] = None
     qdrant_url: Annotated[Http | None, Field(alias="QDRANT_URL")] = None
     meilisearch_url: Annotated[Http | None, Field(alias="MEILISEARCH_URL")] = None
     meilisearch_key: Annotated[SecretStr | None, Field(alias="MEILISEARCH_API_KEY")] = None
@@ -43,8 +41,6 @@ _READERS = {
     "PERDURE_RETENTION_DAYS": "scheduler",
     "TENANT_REQUESTS_PER_MINUTE": "gateway",
     "DATABASE_URL": "gateway",
-    "ENABLE_PROGRAM_TOOL": "toolhost",
-    "SANDBOX_IMAGE": "toolhost",
     "QDRANT_URL": "toolhost",
     "MEILISEARCH_URL": "toolhost",
     "MEILISEARCH_API_KEY": "toolhost",

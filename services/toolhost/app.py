@@ -19,9 +19,11 @@ from libs.contracts.streams import host_consumer
 from libs.contracts.tools import HostCatalog
 from libs.policy.decision import Policy
 from services.toolhost.attach import Attached, Workspaces
+from services.toolhost.cgroups import Cgroups
 from services.toolhost.evidence import Evidence
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.invoke import HostParts, Invocations
+from services.toolhost.leftovers import Leftovers
 from services.toolhost.predecessor import HolderRecord
 from services.toolhost.processes import Processes
 from services.toolhost.registry import Registry
@@ -42,14 +44,14 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     """Host tools until told to stop. Raises `LeaseLost` when the others have declared this process dead."""
     settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS_MAX, "tools"))
-    sandbox = await _sandbox(settings)
-    # A tool that could only say that it is not configured would cost the model a turn.
-    unusable = set[str]() if settings.run_tests_command else {"run_tests"}
-    registry = Registry({name: tool for name, tool in TOOLS.items() if name not in unusable}, Policy())
-    processes = Processes(clock=clock, inherited=settings.command_environment)
+    cgroups = await asyncio.to_thread(_cgroups, settings)
+    processes = Processes(clock=clock, inherited=settings.command_environment, cgroups=cgroups)
+    sandbox = await _sandbox(settings, processes)
+    registry = Registry({name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, Policy())
     workspaces = Workspaces(
         bus.log,
         clock,
+        Leftovers(processes, sandbox, cgroups),
         root=settings.root,
         secure=settings.secure,
         program_path=settings.program_path,
@@ -70,14 +72,7 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     )
     host = ToolHost(bus, clock, Invocations(parts))
     died = asyncio.Event()
-    registration = Registration(
-        service="toolhost",
-        replica=settings.replica_id,
-        slots=EFFECTS_MAX,
-        model_configured=False,
-        ttl_s=settings.lease_ttl_s,
-        info={"sandbox": sandbox.name, **({"warning": sandbox.warning} if sandbox.warning else {})},
-    )
+    registration = _registration(settings, sandbox, cgroups)
     try:
         async with register(bus, clock, registration, control=host.control, on_death=died.set) as liveness:
             workspaces.begin(liveness)
@@ -99,12 +94,47 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
         nowhere.guard.close()
 
 
-async def _sandbox(settings: ToolhostSettings) -> Sandbox:
+def _cgroups(settings: ToolhostSettings) -> Cgroups | None:
+    cgroups = Cgroups.probe(settings.bounds)
+    if cgroups is not None:
+        cgroups.sweep()
+    return cgroups
+
+
+def _registration(settings: ToolhostSettings, sandbox: Sandbox, cgroups: Cgroups | None) -> Registration:
+    return Registration(
+        service="toolhost",
+        replica=settings.replica_id,
+        slots=EFFECTS_MAX,
+        model_configured=False,
+        ttl_s=settings.lease_ttl_s,
+        info={
+            "sandbox": sandbox.name,
+            "limits": "groups" if cgroups is not None else "processes",
+            **({"warning": sandbox.warning} if sandbox.warning else {}),
+        },
+    )
+
+
+def _usable(settings: ToolhostSettings) -> set[str]:
+    """A tool that could only say that it is not configured would cost the model a turn."""
+    off = {"run_tests": not settings.run_tests_command, "run_program": not settings.program_tool}
+    return {name for name in TOOLS if not off.get(name)}
+
+
+async def _sandbox(settings: ToolhostSettings, processes: Processes) -> Sandbox:
     if not git_is_installed(settings.program_path):
         raise ConfigurationError(
             "there is no git on PATH; workspaces need one: install it (apt-get install git)"
         )
-    sandbox = await choose(settings.sandbox)
+    sandbox = await choose(
+        settings.sandbox,
+        processes,
+        image=settings.sandbox_image,
+        docker_address=settings.docker_address,
+        hidden=settings.secrets,
+        bounds=settings.bounds,
+    )
     if sandbox.warning:
         if settings.secure:
             raise ConfigurationError(

@@ -24,6 +24,7 @@ from libs.contracts.ids import SHARDS, is_id, workspace_id
 from libs.contracts.tools import Refusal, ToolCall, ToolResult
 from services.toolhost.errors import ToolFailure
 from services.toolhost.guard import WorkspaceGuard
+from services.toolhost.leftovers import Leftovers
 from services.toolhost.predecessor import HolderRecord, clear_checks, this_process
 from services.toolhost.project import instructions
 from services.toolhost.repository import HiddenRepository
@@ -72,8 +73,17 @@ class Workspaces:
     """Attaches and finds workspaces. `root` is the folder of all; in secure mode each tenant has one below it."""
 
     def __init__(
-        self, log: Log, clock: Clock, *, root: Path, secure: bool, program_path: str, quota: Quota
+        self,
+        log: Log,
+        clock: Clock,
+        leftovers: Leftovers,
+        *,
+        root: Path,
+        secure: bool,
+        program_path: str,
+        quota: Quota,
     ) -> None:
+        self._leftovers = leftovers
         self._log, self._clock = log, clock
         self._root, self._secure, self._program_path = root, secure, program_path
         self._quota = quota
@@ -164,7 +174,7 @@ class Workspaces:
     ) -> tuple[Attached, int]:
         """The workspace in this host's hands, and how many commands of a former one had to be ended."""
         assert self._liveness is not None
-        ended = await asyncio.to_thread(record.end_commands)
+        ended = await self._leftovers.end(record)
         await asyncio.to_thread(clear_checks, place)
         await asyncio.to_thread(record.write, this_process(self._liveness.boot))
         repository = HiddenRepository(

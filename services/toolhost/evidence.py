@@ -96,15 +96,15 @@ class Evidence:
         try:
             await attached.repository.checkout(question.commit, checkout)
             command = Command(
-                argv=self._sandbox.wrap(argv, root=checkout, directory=checkout),
+                argv=list(argv),
                 directory=checkout,
                 call_id=key,
                 timeout_s=question.timeout_s,
                 output_bytes_max=_OUTPUT_BYTES_MAX,
-                spare_leader=self._sandbox.spare_leader,
             )
             try:
-                ended = await self._processes.run(command, on_started=on_started, stop=stop)
+                confined = self._sandbox.confine(command, root=checkout)
+                ended = await self._processes.run(confined, on_started=on_started, stop=stop)
             except CommandNotStarted as failure:
                 return CommandAnswer(argv=argv, problem=failure.message), ""
         finally:

@@ -5,16 +5,18 @@ Invariant: when it ends, nothing of the command lives. It ends when the command 
 its standard input closes, which the death of the host does for it, by whatever signal. It is the sub-reaper of the
 command, so a descendant cannot leave by `setsid` or by outliving its parent, and none stays a zombie.
 
-Protocol. Standard input: a line with the size in bytes of the request, the request (NUL-separated: `spare` or
-empty, directory, number of arguments, arguments, then NAME=VALUE), then orders of one byte: `G` go, `T` terminate
-(SIGTERM to all; the host sends `K` when its patience ends), `K` kill. Status descriptor, one line each:
+Protocol. Standard input: a line with the size in bytes of the request, the request (NUL-separated, see `request`), then
+orders of one byte: `G` go, `T` terminate (SIGTERM to all; the host sends `K` when its patience ends), `K` kill. Status descriptor, one line each:
 `started PID START_TIME` (the command waits for `G` before it is executed), `failed ERRNO`, `exited CODE` or
 `signaled NUMBER` for the command itself, `done LEFTOVERS`, the number of processes that had to be killed after it.
+A command that lives elsewhere (in a container) comes with the argv that removes it there, which is run at the end
+unless the command has ended by itself.
 """
 
 import ctypes
 import errno
 import os
+import resource
 import select
 import sys
 from collections.abc import Sequence
@@ -30,15 +32,52 @@ _KILL_LOOKS = 500
 _READ_BYTES = 65536
 
 
-def request(argv: Sequence[str], directory: str, environment: dict[str, str], *, spare_leader: bool) -> bytes:
+# Where a sandbox finds the program of its filter, far from the descriptors that anybody opens.
+FILTER_FD = 99
+
+
+def request(
+    argv: Sequence[str],
+    directory: str,
+    environment: dict[str, str],
+    *,
+    spare_leader: bool = False,
+    filter_program: bytes = b"",
+    limits: str = "0 0 0 0",
+    doors: Sequence[str] = (),
+    removal: Sequence[str] = (),
+) -> bytes:
     """The request as the launcher reads it. `spare_leader`: SIGTERM goes to the leader's descendants only, because
-    it is a sandbox that would take everything down at once. Raises `ValueError` if something holds a NUL."""
-    fields = ["spare" if spare_leader else "", directory, str(len(argv)), *argv]
+    it is a sandbox that would take everything down at once. `filter_program` is to be read from `FILTER_FD`. `limits`:
+    processes of the user beyond those of now, bytes of data, of a file, open files; 0 for none. `doors`: files of
+    control groups to write 0 into. Raises `ValueError` if something holds a NUL."""
+    fields = ["spare" if spare_leader else "", directory, filter_program.hex(), limits]
+    for listed in (doors, removal, argv):
+        fields += [str(len(listed)), *listed]
     fields += [f"{name}={value}" for name, value in environment.items()]
     if any("\0" in field for field in fields):
         raise ValueError("a command, its directory and its environment cannot contain NUL")
     body = "\0".join(fields).encode("utf-8", "surrogateescape")
     return b"%d\n" % len(body) + body
+
+
+class _Wanted:
+    """A request, read."""
+
+    def __init__(self, fields: list[bytes]) -> None:
+        spare, self.directory, program, limits, *rest = fields
+        self.spare_leader = spare == b"spare"
+        self.filter_program = bytes.fromhex(program.decode())
+        self.limits = [int(limit) for limit in limits.split()]
+        self.doors, rest = _counted(rest)
+        self.removal, rest = _counted(rest)
+        self.argv, rest = _counted(rest)
+        self.environment = dict(field.split(b"=", 1) for field in rest)
+
+
+def _counted(fields: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    count = int(fields[0]) + 1
+    return fields[1:count], fields[count:]
 
 
 def start_time(pid: int) -> int | None:
@@ -66,14 +105,13 @@ class _Launcher:
 
     def serve(self) -> None:
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        spare, directory, count, *rest = self._read_request()
-        self._spare_leader = spare == b"spare"
-        argv, environment = rest[: int(count)], dict(field.split(b"=", 1) for field in rest[int(count) :])
+        wanted = _Wanted(self._read_request())
+        self._spare_leader = wanted.spare_leader
         gate_r, gate_w = os.pipe()
         failure_r, failure_w = os.pipe()
         self._leader = os.fork()
         if self._leader == 0:
-            self._become(argv, directory, environment, gate=(gate_r, gate_w), failure_fd=failure_w)
+            self._become(wanted, gate=(gate_r, gate_w), failure_fd=failure_w)
         os.close(gate_r)
         os.close(failure_w)
         # The pipes of the output belong to the command alone, so that their end means that it has none left.
@@ -87,7 +125,11 @@ class _Launcher:
             if code := os.read(failure_r, 16):
                 self._say(f"failed {code.decode()}")
             self._watch()
-        self._kill_all()
+        by_itself = self._leader_ended and not self._terminating
+        leftovers = self._kill_all()
+        if wanted.removal and not by_itself:
+            self._remove(wanted)
+        self._say(f"done {leftovers}")
 
     def _read_request(self) -> list[bytes]:
         while b"\n" not in self._buffer:
@@ -119,15 +161,7 @@ class _Launcher:
         except BrokenPipeError:
             return
 
-    def _become(
-        self,
-        argv: list[bytes],
-        directory: bytes,
-        environment: dict[bytes, bytes],
-        *,
-        gate: tuple[int, int],
-        failure_fd: int,
-    ) -> None:
+    def _become(self, wanted: _Wanted, *, gate: tuple[int, int], failure_fd: int) -> None:
         """The child: a session of its own, dead with the launcher, executed when the gate opens. Never returns."""
         try:
             os.setsid()
@@ -135,17 +169,35 @@ class _Launcher:
             os.close(gate[1])
             if os.read(gate[0], 1) != b"G":
                 os._exit(125)
+            _enter(wanted.doors)
             with open(os.devnull, "rb") as nowhere:
                 os.dup2(nowhere.fileno(), 0)
             # Python ignores these two for itself, and what is ignored stays so across exec.
             for number in (_SIGPIPE, _SIGXFSZ):
                 self._libc.signal(number, 0)
-            os.chdir(directory)
-            os.execvpe(argv[0], argv, environment)
+            if wanted.filter_program:
+                # Some hundred bytes; a pipe holds them without a reader.
+                read_end, write_end = os.pipe()
+                os.write(write_end, wanted.filter_program)
+                os.close(write_end)
+                os.dup2(read_end, FILTER_FD)
+            _limit(*wanted.limits)
+            os.chdir(wanted.directory)
+            os.execvpe(wanted.argv[0], wanted.argv, wanted.environment)
         except OSError as error:
             os.write(failure_fd, str(error.errno or errno.EIO).encode())
         finally:
             os._exit(127)
+
+    def _remove(self, wanted: _Wanted) -> None:
+        """Runs the removal to its end, with nobody listening. Its failure is the next host's to find."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.execvpe(wanted.removal[0], wanted.removal, wanted.environment)
+            finally:
+                os._exit(127)
+        os.waitpid(pid, 0)
 
     def _watch(self) -> None:
         """Until the command has ended and left nothing, or an order or the drain's end says to kill."""
@@ -186,7 +238,8 @@ class _Launcher:
                 code = os.waitstatus_to_exitcode(status)
                 self._say(f"exited {code}" if code >= 0 else f"signaled {-code}")
 
-    def _kill_all(self) -> None:
+    def _kill_all(self) -> int:
+        """Until nothing is left; returns how many there were after the command had ended."""
         leftovers: set[int] = set()
         nothing = select.poll()
         for _ in range(_KILL_LOOKS):
@@ -196,7 +249,7 @@ class _Launcher:
             if self._leader_ended:
                 leftovers.update(found)
             nothing.poll(_LOOK_MS)
-        self._say(f"done {len(leftovers)}")
+        return len(leftovers)
 
     def _signal_all(self, number: int) -> list[int]:
         """Parents first: a shell that hears of its end before that of its child still runs its trap."""
@@ -213,6 +266,47 @@ class _Launcher:
                 except OSError:
                     continue
         return found
+
+
+def _enter(doors: list[bytes]) -> None:
+    for door in doors:
+        fd = os.open(door, os.O_WRONLY | os.O_CLOEXEC)
+        os.write(fd, b"0")
+        os.close(fd)
+    # Whatever runs short of memory on this machine, the commands go before the host and its neighbours. Raising this
+    # is everybody's right, but not every system has it.
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        return
+
+
+def _limit(processes: int, data: int, file: int, files: int) -> None:
+    """The limits of each process. That of processes is the user's and counts all that there are; root has none."""
+    wanted = [(resource.RLIMIT_CORE, 0)]
+    if processes and os.geteuid():
+        wanted.append((resource.RLIMIT_NPROC, _threads_of(os.geteuid()) + processes))
+    wanted += [(resource.RLIMIT_DATA, data)] if data else []
+    wanted += [(resource.RLIMIT_FSIZE, file)] if file else []
+    wanted += [(resource.RLIMIT_NOFILE, files)] if files else []
+    for kind, limit in wanted:
+        _, most = resource.getrlimit(kind)
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+        resource.setrlimit(kind, (limit, limit))
+
+
+def _threads_of(user: int) -> int:
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                owner = os.stat(f"/proc/{name}").st_uid
+            except OSError:
+                continue
+            if owner == user and (fields := _stat_fields(int(name))):
+                count += int(fields[17])
+    return count
 
 
 def _descendants(root: int) -> list[int]:

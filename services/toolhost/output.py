@@ -3,7 +3,15 @@
 Invariant: what is left out is counted and marked, never silently missing; a cut never splits a character.
 """
 
+import re
 from collections import deque
+
+# What terminals take for orders and questions (ECMA-48): strings up to their end, sequences with parameters, short ones;
+# and the controls that are no text, of which tab, new line and carriage return are left.
+_CONTROLS = re.compile(
+    r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
 
 
 class OutputRing:
@@ -40,6 +48,11 @@ class OutputRing:
         head = bytes(self._head).decode("utf-8", "replace")
         kept = tail[len(tail) - self._tail_max :].decode("utf-8", "replace")
         return f"{head}\n… [{self.dropped_bytes} bytes left out] …\n{kept}"
+
+
+def plain(text: str) -> str:
+    """`text` without what is meant for a terminal: colours, titles, questions, bells."""
+    return _CONTROLS.sub("", text)
 
 
 def clip(text: str, chars_max: int) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from services.toolhost import launcher
-from services.toolhost.processes import kill_group, kill_marked
+from services.toolhost.marks import kill_group, kill_marked
 from services.toolhost.workspace import WorkspacePlace
 
 
@@ -68,14 +68,16 @@ class HolderRecord:
     def forget_command(self, key: str) -> None:
         (self._commands / key).unlink(missing_ok=True)
 
-    def end_commands(self) -> int:
-        """Kill what the former host's commands left; returns how many groups and processes."""
-        ended = 0
+    def end_commands(self) -> dict[str, int]:
+        """Kill what the former host's commands left. Gives the commands that were running, by their key, with the
+        number of groups and processes that were found of each."""
+        ended: dict[str, int] = {}
         for file in self._present():
+            found = 0
             with suppress(ValueError, FileNotFoundError):
                 group, start = map(int, file.read_text().split())
-                ended += kill_group(group, start)
-            ended += kill_marked(file.name)
+                found += kill_group(group, start)
+            ended[file.name] = found + kill_marked(file.name)
             file.unlink(missing_ok=True)
         return ended
 

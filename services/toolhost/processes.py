@@ -21,15 +21,15 @@ import msgspec
 
 from libs.contracts.clock import Clock
 from services.toolhost import launcher
+from services.toolhost.cgroups import Cgroups, Group
 from services.toolhost.errors import CommandNotStarted
+from services.toolhost.marks import CALL_MARKER, kill_group, kill_marked
 from services.toolhost.output import OutputRing
-
-CALL_MARKER = "PERDURE_CALL"
 
 # Names that a command may inherit from the host. Everything else, keys above all, stays behind.
 _INHERITED = frozenset({"PATH", "TZ"})
 # No program may wait for a person: pagers, editors and credential prompts are switched off.
-_FIXED = {
+FIXED_ENVIRONMENT = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
     "GIT_TERMINAL_PROMPT": "0",
@@ -52,9 +52,20 @@ _PIPE_BYTES_MAX = 1 << 20
 OnStarted = Callable[[int, int], Awaitable[None]]
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel allows each process of a command. `processes` is what the user may have beyond those of now, where
+    control groups do not count them."""
+
+    processes: int = 512
+    # Private writable memory: unlike address space, which garbage collectors reserve by the terabyte.
+    data_bytes: int = 4 << 30
+    file_bytes: int = 2 << 30
+    open_files: int = 4096
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """What to run. `environment` is added to the fixed one; `output_bytes_max` bounds what is kept of stdout and
-    stderr together; `grace_s` lies between SIGTERM and SIGKILL; `spare_leader` is the sandbox's (see `launcher`)."""
+    stderr together; `grace_s` lies between SIGTERM and SIGKILL. The rest is for sandboxes: see `launcher.request`."""
 
     argv: list[str]
     directory: Path
@@ -64,11 +75,15 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     grace_s: float = 1.0
     spare_leader: bool = False
+    filter_program: bytes = b""
+    limits: Limits | None = None
+    removal: list[str] = []
 
 
 class ProcessOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a command ended. `exit_code` is its own, also when that is 137 or 143; `signal` is set instead when a
-    signal ended it. `timed_out` and `cancelled` say that *we* ended it. `leftovers` were killed after it had ended."""
+    signal ended it. `timed_out` and `cancelled` say that *we* ended it, `out_of_memory` that the kernel did, at the
+    bound of its control group. `leftovers` were killed after it had ended."""
 
     exit_code: int | None
     signal: int | None
@@ -79,14 +94,24 @@ class ProcessOutcome(msgspec.Struct, frozen=True, kw_only=True):
     dropped_bytes: int
     duration_s: float
     leftovers: int
+    out_of_memory: bool = False
 
 
 class Processes:
     """Starts commands on behalf of tools. `inherited` is the host's environment, of which an allow-list is used; in
-    `scratch` (default: the system's) each command gets a home that goes with it, unless the host is killed first."""
+    `scratch` (default: the system's) each command gets a home that goes with it, unless the host is killed first; with
+    `cgroups` each has a group of its own."""
 
-    def __init__(self, *, clock: Clock, inherited: Mapping[str, str], scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        inherited: Mapping[str, str],
+        scratch: Path | None = None,
+        cgroups: Cgroups | None = None,
+    ) -> None:
         self._clock = clock
+        self._cgroups = cgroups
         self._scratch = scratch
         self._inherited = {name: value for name, value in inherited.items() if name in _INHERITED}
 
@@ -97,16 +122,29 @@ class Processes:
         that raises, it never is. `stop` ends it in the same way as a timeout (SIGTERM, grace, SIGKILL), and so does
         the cancellation of this task. Raises `CommandNotStarted`."""
         home = tempfile.mkdtemp(prefix="perdure-home-", dir=self._scratch)
+        group = self._group()
         try:
-            return await self._run_in(home, command, on_started, stop)
+            outcome = await self._run_in(self._request(command, home, group.doors), command, on_started, stop)
+            # Nobody is in it any more, unless the launcher itself was killed.
+            group.kill()
+            return msgspec.structs.replace(outcome, out_of_memory=group.ran_out_of_memory())
         finally:
+            group.remove()
             # A command may have filled its home with caches: not on the loop's time.
             await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
 
+    def _group(self) -> Group:
+        if self._cgroups is None:
+            return Group(())
+        try:
+            return self._cgroups.make()
+        except OSError as error:
+            # It was possible when this host began. Without its bounds a command is not run.
+            raise CommandNotStarted(f"the control group could not be made: {error.strerror}") from error
+
     async def _run_in(
-        self, home: str, command: Command, on_started: OnStarted | None, stop: asyncio.Event | None
+        self, request: bytes, command: Command, on_started: OnStarted | None, stop: asyncio.Event | None
     ) -> ProcessOutcome:
-        request = self._request(command, home)
         supervised = await _Supervised.start(request, command.output_bytes_max)
         try:
             pid, start = await supervised.started()
@@ -133,8 +171,14 @@ class Processes:
         finally:
             await supervised.close()
 
-    def _request(self, command: Command, home: str) -> bytes:
-        environment = {**self._inherited, **_FIXED, "HOME": home, "TMPDIR": home, **command.environment}
+    def _request(self, command: Command, home: str, doors: list[str]) -> bytes:
+        environment = {
+            **self._inherited,
+            **FIXED_ENVIRONMENT,
+            "HOME": home,
+            "TMPDIR": home,
+            **command.environment,
+        }
         environment[CALL_MARKER] = command.call_id
         sizes = {name: len(name) + len(os.fsencode(value)) + 2 for name, value in environment.items()}
         sizes |= {
@@ -150,42 +194,25 @@ class Processes:
             )
         try:
             return launcher.request(
-                command.argv, str(command.directory), environment, spare_leader=command.spare_leader
+                command.argv,
+                str(command.directory),
+                environment,
+                spare_leader=command.spare_leader,
+                filter_program=command.filter_program,
+                limits=_limits(command.limits, counted=bool(doors)),
+                doors=doors,
+                removal=command.removal,
             )
         except ValueError as error:
             raise CommandNotStarted(f"{error}") from None
 
 
-def kill_group(group: int, start: int) -> bool:
-    """Kills a recorded process group if its leader is still the process that was recorded. For the next host."""
-    if start == 0 or launcher.start_time(group) != start:
-        return False
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, launcher.SIGKILL)
-        return True
-    return False
-
-
-def marked(call_id: str) -> list[int]:
-    """The living processes that carry the marker of this call in their environment."""
-    wanted = f"{CALL_MARKER}={call_id}".encode()
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        # A process may end while it is looked at, and foreign ones are closed to us: neither is ours to kill.
-        with suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
-
-
-def kill_marked(call_id: str) -> int:
-    """Kills what carries the marker of this call; returns how many. For a call whose launcher is gone, too."""
-    killed = 0
-    for pid in marked(call_id):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, launcher.SIGKILL)
-            killed += 1
-    return killed
+def _limits(limits: Limits | None, *, counted: bool) -> str:
+    """As the launcher reads them. A control group counts processes better than the user's limit does."""
+    if limits is None:
+        return "0 0 0 0"
+    processes = 0 if counted else limits.processes
+    return f"{processes} {limits.data_bytes} {limits.file_bytes} {limits.open_files}"
 
 
 class _Supervised:

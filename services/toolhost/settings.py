@@ -10,8 +10,9 @@ import msgspec
 from pydantic import Field, SecretStr, field_validator
 
 from libs.chassis.settings import ServiceSettings
+from services.toolhost.cgroups import Bounds
 from services.toolhost.room import BYTES_MAX, FILES_MAX, Quota
-from services.toolhost.sandbox import SandboxMode
+from services.toolhost.sandbox import BOUNDS, SandboxMode
 
 
 class ToolhostSettings(ServiceSettings):
@@ -19,6 +20,13 @@ class ToolhostSettings(ServiceSettings):
 
     workspace_dir: Annotated[Path | None, Field(alias="WORKSPACE_DIR")] = None
     sandbox: Annotated[SandboxMode, Field(alias="SANDBOX")] = SandboxMode.AUTO
+    sandbox_image: Annotated[str, Field(alias="SANDBOX_IMAGE")] = ""
+    docker_address: Annotated[str, Field(alias="DOCKER_HOST")] = ""
+    command_memory_bytes: Annotated[int, Field(alias="PERDURE_COMMAND_BYTES_MAX", ge=16 << 20)] = (
+        BOUNDS.memory_bytes
+    )
+    command_processes: Annotated[int, Field(alias="PERDURE_COMMAND_PROCESSES_MAX", ge=8)] = BOUNDS.processes
+    program_tool: Annotated[bool, Field(alias="ENABLE_PROGRAM_TOOL")] = False
     run_tests_command: Annotated[tuple[str, ...], Field(alias="RUN_TESTS_COMMAND")] = ()
     api_keys: Annotated[SecretStr | None, Field(alias="RUNTIME_API_KEYS_JSON")] = None
     program_path: Annotated[str, Field(alias="PATH")] = "/usr/local/bin:/usr/bin:/bin"
@@ -44,6 +52,11 @@ class ToolhostSettings(ServiceSettings):
         return self.api_keys is not None
 
     @property
+    def bounds(self) -> Bounds:
+        """What one command may take of the machine, where control groups count it."""
+        return Bounds(memory_bytes=self.command_memory_bytes, processes=self.command_processes)
+
+    @property
     def quota(self) -> Quota:
         """What one workspace may hold."""
         return Quota(self.bytes_max, self.files_max)
@@ -52,6 +65,11 @@ class ToolhostSettings(ServiceSettings):
     def root(self) -> Path:
         """The folder of all workspaces."""
         return (self.workspace_dir or self.data / "workspaces").absolute()
+
+    @property
+    def secrets(self) -> list[Path]:
+        """What no command may see, should it lie where programs do."""
+        return [self.data, self.root, Path(".env"), *([self.nats_creds] if self.nats_creds else [])]
 
     @property
     def command_environment(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ from deploy.dev.nats_server import NatsServer
 from libs.bus.ports import Bus
 from libs.contracts.tools import JournalState, Refusal
 from services.toolhost.guard import WorkspaceGuard
-from services.toolhost.processes import marked
+from services.toolhost.marks import marked
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import place_of, undo_folder
 from tests.fakes.waiting import eventually

@@ -13,7 +13,7 @@ import pytest
 
 from libs.bus.ports import Bus
 from libs.contracts.tools import JournalState, Refusal, ToolNotice, ToolResult
-from services.toolhost.processes import marked
+from services.toolhost.marks import marked
 from tests.fakes.waiting import eventually
 from tests.service.hosting_owner import Owner, host_of, owned_run, toolhost
 

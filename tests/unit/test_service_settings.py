@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         (ServiceSettings, "NATS_URL", "nats://a:4222,"),
         (ServiceSettings, "NATS_MONITOR_URL", "127.0.0.1:8222"),
         (ServiceSettings, "PERDURE_RETENTION_DAYS", "x"),
-        (ServiceSettings, "ENABLE_PROGRAM_TOOL", "maybe"),
+        (ToolhostSettings, "ENABLE_PROGRAM_TOOL", "maybe"),
         (ServiceSettings, "TENANT_REQUESTS_PER_MINUTE", "-5"),
         (ServiceSettings, "DATABASE_URL", "mysql://somewhere/x"),
         (ServiceSettings, "DATABASE_URL", "postgres"),

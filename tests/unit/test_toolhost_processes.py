@@ -11,8 +11,9 @@ import pytest
 
 from libs.chassis.clock import SystemClock
 from services.toolhost.errors import CommandNotStarted
+from services.toolhost.marks import kill_group, kill_marked, marked
 from services.toolhost.output import OutputRing, clip
-from services.toolhost.processes import Command, Processes, ProcessOutcome, kill_group, kill_marked, marked
+from services.toolhost.processes import Command, Processes, ProcessOutcome
 from tests.fakes.waiting import until
 from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes
 

@@ -1,27 +1,43 @@
 """The sandbox: a command reaches its workspace and little else; without one, everybody is told."""
 
 import asyncio
+import errno
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from libs.chassis.clock import SystemClock
 from libs.contracts.errors import ConfigurationError
-from services.toolhost.processes import Command, ProcessOutcome, marked
-from services.toolhost.sandbox import Sandbox, SandboxMode, choose
+from services.toolhost.cgroups import Bounds, Cgroups
+from services.toolhost.marks import marked
+from services.toolhost.processes import Command, Limits, Processes, ProcessOutcome
+from services.toolhost.sandbox import Sandbox, SandboxMode, choose, seccomp
 from services.toolhost.sandbox.none import NoSandbox
 from tests.fakes.waiting import until
 from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes
 
+# Enough for a shell with its Python, and soon used up.
+BOUNDS = Bounds(memory_bytes=96 << 20, processes=40)
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 async def sandbox() -> Sandbox:
-    chosen = await choose(SandboxMode.AUTO)
+    chosen = await choose(SandboxMode.AUTO, processes())
     if chosen.name == "none":
         pytest.skip(f"{chosen.warning}")
     return chosen
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Processes:
+    groups = Cgroups.probe(BOUNDS)
+    if groups is None:
+        pytest.skip("control groups cannot be made here")
+    return Processes(clock=SystemClock(), inherited=os.environ, cgroups=groups)
 
 
 @pytest.fixture
@@ -31,23 +47,35 @@ def work(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
+def command(root: Path, *argv: str, **changes: object) -> Command:
+    fields: dict[str, object] = {
+        "argv": list(argv),
+        "directory": root,
+        "call_id": f"call-{root.parent.name}",
+        "timeout_s": PATIENCE_S,
+        "output_bytes_max": 10_000,
+    }
+    return Command(**(fields | changes))  # pyright: ignore[reportArgumentType] - the names are checked at run time.
+
+
 async def run(
     sandbox: Sandbox,
     root: Path,
     script: str,
     *,
-    timeout_s: float = PATIENCE_S,
+    hosts: Processes | None = None,
     stop: asyncio.Event | None = None,
+    **changes: object,
 ) -> ProcessOutcome:
-    command = Command(
-        argv=sandbox.wrap(["sh", "-c", script], root=root, directory=root),
-        directory=root,
-        call_id=f"call-{root.parent.name}",
-        timeout_s=timeout_s,
-        output_bytes_max=10_000,
-        spare_leader=sandbox.spare_leader,
-    )
-    return await processes().run(command, stop=stop)
+    confined = sandbox.confine(command(root, "sh", "-c", script, **changes), root=root)
+    return await (hosts or processes()).run(confined, stop=stop)
+
+
+async def python(
+    sandbox: Sandbox, root: Path, program: str, *, hosts: Processes | None = None
+) -> ProcessOutcome:
+    confined = sandbox.confine(command(root, sys.executable, "-c", program), root=root)
+    return await (hosts or processes()).run(confined)
 
 
 async def test_a_command_works_in_its_workspace_and_exits_as_it_does(sandbox: Sandbox, work: Path) -> None:
@@ -59,29 +87,204 @@ async def test_a_command_works_in_its_workspace_and_exits_as_it_does(sandbox: Sa
     assert (work / "made").read_text() == "x\n"
 
 
-async def test_nothing_else_of_the_machine_is_seen_or_changed(sandbox: Sandbox, work: Path) -> None:
-    script = "cat ../nats.json; cat /etc/shadow; ls /home /var; touch /usr/x /etc/x; touch /x ../y; ls -A ..; ls /tmp"
-    outcome = await run(sandbox, work, script)
+async def test_nothing_outside_of_the_workspace_is_read(sandbox: Sandbox, work: Path) -> None:
+    (work / "link").symlink_to("../nats.json")
+    (work / "shadow").symlink_to("/etc/shadow")
+    script = """
+    cat ../nats.json link shadow /etc/shadow /proc/1/root/etc/shadow /proc/self/cwd/../nats.json
+    ls -A .. /home /root /var /sys; ls /tmp; cat /proc/*/environ
+    """
+    outcome = await run(sandbox, work, script, environment={"MINE": "1"})
     assert "secret" not in outcome.output
-    assert not Path("/usr/x").exists()
-    assert not Path("/x").exists()
-    assert os.listdir(work) == []
-    assert sorted(os.listdir(work.parent)) == ["nats.json", "work"]
+    assert ":99999:" not in outcome.output
+    assert "OPENAI" not in outcome.output
 
 
-async def test_there_is_no_network_and_no_foreign_process(sandbox: Sandbox, work: Path) -> None:
-    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    program = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
-    outcome = await run(
-        sandbox, work, f'{sys.executable} -c "{program}"; ls -d /proc/[0-9]* | wc -l; kill -0 {os.getpid()}'
+async def test_secrets_among_what_is_visible_are_hidden(sandbox: Sandbox, tmp_path: Path) -> None:
+    work = tmp_path / "app" / "workspaces" / "mine"
+    for folder in (work, tmp_path / "app" / "workspaces" / "other", tmp_path / "app" / "data"):
+        folder.mkdir(parents=True)
+        (folder / "key").write_text(f"key of {folder.name}")
+    (tmp_path / "app" / ".env").write_text("key of all")
+    if sandbox.name != "bwrap":
+        pytest.skip("only bubblewrap shows folders of this machine")
+    app = tmp_path / "app"
+    hiding = await choose(
+        SandboxMode.BWRAP,
+        processes(),
+        readable=[app],
+        hidden=[app / "workspaces", app / "data", app / ".env", app / "missing", Path("/elsewhere")],
     )
+    outcome = await run(
+        hiding, work, f"find {app} -type f -exec cat {{}} + 2>/dev/null; cat {app}/.env 2>/dev/null"
+    )
+    assert outcome.output == "key of mine"
+
+
+async def test_nothing_outside_of_the_workspace_is_written(sandbox: Sandbox, work: Path) -> None:
+    (work / "up").symlink_to("..")
+    script = """
+    for path in /x /usr/x /etc/x /dev/x /proc/sys/kernel/hostname /srv/x /var/x; do
+        { echo x > $path; } 2>/dev/null && echo "wrote $path"
+    done
+    echo x > /tmp/perdure-sandbox-test && echo x > /dev/shm/x; echo x > ../y; echo x > up/y
+    mount -t tmpfs none /usr; mkdir -p /a/b; rm -rf ../nats.json
+    """
+    outcome = await run(sandbox, work, script)
+    assert "wrote" not in outcome.output
+    assert not Path("/tmp/perdure-sandbox-test").exists()
+    assert sorted(os.listdir(work.parent)) == ["nats.json", "work"]
+    assert os.listdir(work) == ["up"]
+
+
+async def test_there_is_no_network_not_even_the_machines_own(sandbox: Sandbox, work: Path) -> None:
+    abstract = f"\0perdure-{os.getpid()}"
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    hidden = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), abstract)
+    port = server.sockets[0].getsockname()[1]
+    program = f"""
+import socket
+for make, address in (
+    (lambda: socket.socket(), ("127.0.0.1", {port})),
+    (lambda: socket.socket(socket.AF_INET6), ("::1", {port})),
+    (lambda: socket.socket(), ("192.0.2.1", 80)),
+    (lambda: socket.socket(socket.AF_UNIX), {abstract!r}),
+    (lambda: socket.socket(socket.AF_VSOCK), (2, 1)),
+    (lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW), ("lo", 0)),
+):
+    try:
+        one = make(); one.settimeout(5); one.connect(address); print("connected", address)
+    except TimeoutError:
+        print("routed", address)
+    except OSError as error:
+        print("no", error.errno)
+"""
+    outcome = await python(sandbox, work, program)
     server.close()
-    assert "ConnectionRefusedError" in outcome.output or "unreachable" in outcome.output
-    counts = [int(line) for line in outcome.output.splitlines() if line.isdigit()]
-    assert len(counts) == 1
-    assert counts[0] < 10
-    assert outcome.exit_code != 0
+    hidden.close()
+    assert [line.split()[0] for line in outcome.output.splitlines()] == ["no"] * 6, outcome.output
+
+
+async def test_no_other_process_is_seen_signalled_or_traced(sandbox: Sandbox, work: Path) -> None:
+    script = f"ls -d /proc/[0-9]* | wc -l; kill -0 {os.getpid()}; kill -9 -1; echo gone"
+    outcome = await run(sandbox, work, script)
+    count = int(outcome.output.split()[0])
+    assert count < 10
+    assert outcome.signal == 9 or outcome.exit_code in (0, 137)
+
+
+async def test_what_reaches_into_the_kernel_is_refused_and_ordinary_programs_are_not(
+    sandbox: Sandbox, work: Path
+) -> None:
+    program = """
+import ctypes, errno, fcntl, os, platform, subprocess, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+numbers = dict(pair.split("=") for pair in sys.argv[1].split(","))
+for name, number in numbers.items():
+    ctypes.set_errno(0)
+    if libc.syscall(int(number), 0, 0, 0, 0, 0) != -1:
+        print("done", name)
+    elif ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
+        print("not refused", name, ctypes.get_errno())
+if hasattr(os, "unshare"):
+    for flags in (0x10000000, 0x00020000):
+        try:
+            os.unshare(flags); print("unshared", flags)
+        except OSError:
+            pass
+clone = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+ctypes.set_errno(0)
+if (pid := libc.syscall(clone, 0x10000000 | 17, 0, 0, 0, 0)) == 0:
+    os._exit(0)
+print("cloned" if pid > 0 else "clone", ctypes.get_errno())
+for request in (0x5412, 0x541C):
+    try:
+        fcntl.ioctl(0, request, b"x"); print("typed")
+    except OSError as error:
+        print("ioctl", error.errno)
+thread = threading.Thread(target=lambda: print("thread", flush=True)); thread.start(); thread.join()
+print(subprocess.run(["echo", "child"], capture_output=True, text=True).stdout, end="")
+import multiprocessing, socket
+one, other = socket.socketpair(); one.send(b"x"); print(other.recv(1)); multiprocessing.Lock()
+"""
+    machine = platform.machine()
+    refused = seccomp.refused(machine)
+    if not refused:
+        pytest.skip(f"there is no filter for {machine}")
+    numbers = ",".join(f"{name}={number}" for name, number in refused.items())
+    confined = sandbox.confine(command(work, sys.executable, "-c", program, numbers), root=work)
+    outcome = await processes().run(confined)
+    assert (
+        outcome.output
+        == f"clone {errno.EPERM}\nioctl {errno.EPERM}\nioctl {errno.EPERM}\nthread\nchild\nb'x'\n"
+    )
+    assert outcome.exit_code == 0
+
+
+async def test_memory_of_the_host_is_not_exhausted(sandbox: Sandbox, work: Path, bounded: Processes) -> None:
+    one = await python(sandbox, work, "held = b'x' * (500 << 20); print(len(held))", hosts=bounded)
+    assert "524288000" not in one.output
+    assert one.exit_code != 0
+    program = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        held = b"x" * (30 << 20); time.sleep(0.2); print("held", flush=True); os._exit(0)
+try:
+    while True: os.wait()
+except ChildProcessError: pass
+"""
+    many = await python(sandbox, work, program, hosts=bounded)
+    assert many.output.count("held") < 8
+    assert many.out_of_memory
+    files = await run(
+        sandbox, work, "head -c 500M /dev/zero > /dev/shm/f; head -c 500M /dev/zero > /tmp/f", hosts=bounded
+    )
+    assert files.exit_code != 0
+    assert (await run(sandbox, work, "echo well", hosts=bounded)).output == "well\n"
+
+
+async def test_processes_of_the_host_are_not_exhausted(
+    sandbox: Sandbox, work: Path, bounded: Processes
+) -> None:
+    program = """
+import os, time
+count = 0
+try:
+    while count < 500:
+        if os.fork() == 0:
+            time.sleep(1000)
+        count += 1
+except OSError as error:
+    print(count, type(error).__name__)
+"""
+    outcome = await python(sandbox, work, program, hosts=bounded)
+    count, name = outcome.output.split()
+    assert name == "BlockingIOError"
+    assert int(count) <= BOUNDS.processes
+    bomb = await run(sandbox, work, "b() { b | b & }; b; sleep .3", hosts=bounded)
+    assert marked(f"call-{work.parent.name}") == []
+    assert not bomb.timed_out
+
+
+async def test_a_user_who_is_not_root_is_bounded_without_control_groups(tmp_path: Path) -> None:
+    limits = Limits(processes=20, data_bytes=128 << 20, file_bytes=1 << 20, open_files=64)
+    program = """
+import os, resource, time
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+for kind in ("DATA", "FSIZE", "NOFILE", "CORE"):
+    print(resource.getrlimit(getattr(resource, f"RLIMIT_{kind}"))[0])
+try:
+    b"x" * (300 << 20)
+except MemoryError:
+    print("no memory")
+"""
+    outcome = await processes().run(command(tmp_path, sys.executable, "-c", program, limits=limits))
+    assert outcome.output.split("\n")[:5] == [str(128 << 20), str(1 << 20), "64", "0", "no memory"]
+    large = await processes().run(command(tmp_path, "sh", "-c", "head -c 2M /dev/zero > f", limits=limits))
+    assert large.exit_code != 0
+    assert (tmp_path / "f").stat().st_size <= 1 << 20
 
 
 async def test_the_polite_signal_lets_traps_run_inside(sandbox: Sandbox, work: Path) -> None:
@@ -104,19 +307,46 @@ async def test_nothing_inside_survives_the_command(sandbox: Sandbox, work: Path)
     assert marked(f"call-{work.parent.name}") == []
 
 
+async def test_cancelling_leaves_no_process_of_a_tree_that_floods_and_hides(
+    sandbox: Sandbox, work: Path
+) -> None:
+    call = f"call-{work.parent.name}"
+    stop = asyncio.Event()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(run(sandbox, work, "setsid sleep 1000 & sleep 1000 & yes", stop=stop))
+        await until(lambda: asleep(call) == 2, "all of the call sleep")
+        stop.set()
+    assert running.result().cancelled
+    assert marked(call) == []
+
+
 async def test_no_sandbox_says_so_and_runs_the_command_as_it_is(work: Path) -> None:
-    chosen = await choose(SandboxMode.NONE)
+    chosen = await choose(SandboxMode.NONE, processes())
     assert chosen.warning is not None
     assert "without a sandbox" in chosen.warning
-    assert chosen.wrap(["a", "b"], root=work, directory=work) == ["a", "b"]
+    plain = command(work, "a", "b")
+    assert chosen.confine(plain, root=work) == plain
     assert "not installed" in str(NoSandbox(reason="bwrap is not installed").warning)
 
 
 async def test_a_sandbox_that_was_asked_for_must_work() -> None:
     if shutil.which("bwrap") is None:
         with pytest.raises(ConfigurationError, match="apt-get install bubblewrap"):
-            await choose(SandboxMode.BWRAP)
+            await choose(SandboxMode.BWRAP, processes())
     else:
-        assert (await choose(SandboxMode.BWRAP)).name == "bwrap"
-    with pytest.raises(ValueError, match="docker"):
-        SandboxMode("docker")
+        assert (await choose(SandboxMode.BWRAP, processes())).name == "bwrap"
+    with pytest.raises(ConfigurationError, match="SANDBOX_IMAGE"):
+        await choose(SandboxMode.DOCKER, processes())
+    with pytest.raises(ConfigurationError, match="docker pull"):
+        await choose(
+            SandboxMode.DOCKER, processes(), image="perdure-no-such-image", docker_address="unix:///nowhere"
+        )
+
+
+def test_the_filter_is_a_program_that_the_kernel_can_check() -> None:
+    for machine in ("x86_64", "aarch64"):
+        program = seccomp.program(machine)
+        assert len(program) % 8 == 0
+        assert len(program) // 8 < 256
+        assert not set(seccomp.refused(machine).values()) - set(range(512))
+    assert seccomp.program("riscv64") == b""

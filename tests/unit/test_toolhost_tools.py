@@ -13,7 +13,7 @@ from services.toolhost.sandbox import SandboxMode, choose
 from services.toolhost.tools import edit_file, write_file
 from services.toolhost.tools.catalog import TOOLS
 from services.toolhost.tools.files import apply, is_applied
-from tests.unit.toolhost_workspace import call, context
+from tests.unit.toolhost_workspace import call, context, processes
 
 
 def sha256(data: bytes) -> str:
@@ -33,6 +33,8 @@ def test_every_tool_is_declared_as_the_contract_says() -> None:
         "search_text": (["pattern", "path", "glob", "ignore_case", "max_results"], ["pattern"]),
         "get_git_diff": (["path"], []),
         "run_tests": ([], []),
+        "run_command": (["command", "timeout_s"], ["command"]),
+        "run_program": (["code"], ["code"]),
         "echo": (["text"], ["text"]),
     }
     idempotent = {name for name, tool in TOOLS.items() if tool.spec.semantics is Semantics.IDEMPOTENT}
@@ -300,7 +302,7 @@ async def test_the_diff_shows_what_the_run_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [SandboxMode.NONE, SandboxMode.AUTO])
 async def test_the_configured_tests_run_in_the_workspace(tmp_path: Path, mode: SandboxMode) -> None:
-    sandbox = await choose(mode)
+    sandbox = await choose(mode, processes())
     tools = context(tmp_path)
     assert (await call(tools, "run_tests")).metadata["error_code"] == "TOOL_NOT_CONFIGURED"
     argv = (sys.executable, "-m", "unittest", "-v")

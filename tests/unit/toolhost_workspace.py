@@ -6,7 +6,8 @@ from pathlib import Path
 
 from libs.chassis.clock import SystemClock
 from services.toolhost.guard import WorkspaceGuard
-from services.toolhost.processes import Processes, marked
+from services.toolhost.marks import marked
+from services.toolhost.processes import Processes
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.sandbox.none import NoSandbox
 from services.toolhost.tools import Outcome, ToolContext

@@ -5,14 +5,21 @@ this machine (no credentials, no other workspace, no other process), and no netw
 it dies with bubblewrap, and bubblewrap dies with its parent.
 """
 
-import asyncio
+import os
+import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
+
+import msgspec
+
+from services.toolhost import launcher
+from services.toolhost.errors import CommandNotStarted
+from services.toolhost.processes import Command, Limits, Processes
+from services.toolhost.sandbox import seccomp
 
 # The folders of the system's programs: real folders on some systems, links into /usr on others.
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -21,53 +28,82 @@ _SYSTEM_FOLDERS = ("/usr", "/opt", "/nix/store")
 _ETC = (
     "alternatives", "ca-certificates", "fonts", "gai.conf", "group", "host.conf", "hosts", "java-11-openjdk",
     "java-17-openjdk", "java-21-openjdk", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "localtime",
-    "magic", "mime.types", "nsswitch.conf", "os-release", "passwd", "perl", "pki", "profile", "protocols", "python3",
-    "python3.11", "resolv.conf", "services", "shells", "ssl", "terminfo", "timezone", "xattr.conf",
+    "magic", "mime.types", "nsswitch.conf", "os-release", "passwd", "perl", "pki/ca-trust", "pki/java",
+    "pki/tls/cert.pem", "pki/tls/certs", "profile", "protocols", "python3", "python3.11", "resolv.conf", "services",
+    "shells", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "xattr.conf",
 )  # fmt: skip
 # A probe that takes longer has met a broken kernel feature, not a slow machine.
 _PROBE_PATIENCE_S = 10.0
+# The memory that files in the sandbox's own folders may take, where no control group counts it.
+_TMP_BYTES, _SHM_BYTES = 1 << 30, 64 << 20
+# What older releases and kernels do not have is left out, a little at a time.
 _HARDENING: tuple[tuple[str, ...], ...] = (("--disable-userns",), ())
 
 
 class Bubblewrap:
-    """Wraps commands in `bwrap`. Made by `probe`, which knows the flags that work here."""
+    """Confines commands with `bwrap`. Made by `probe`, which knows the flags that work here."""
 
     name = "bwrap"
     warning: str | None = None
-    # SIGTERM to bwrap itself would kill the namespace at once, without the grace that traps need.
-    spare_leader = True
 
-    def __init__(self, program: str, *, flags: Sequence[str], readable: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        program: str,
+        *,
+        flags: Sequence[str],
+        readable: Sequence[Path],
+        hidden: Sequence[Path],
+        filter_program: bytes,
+    ) -> None:
+        self._hidden = tuple(path.resolve() for path in hidden)
         self._program = program
         self._flags = tuple(flags)
         self._readable = tuple(dict.fromkeys([*_interpreter(), *readable]))
+        self._filter_program = filter_program
 
     @classmethod
-    async def probe(cls, readable: Sequence[Path] = ()) -> Self | str:
+    async def probe(
+        cls, processes: Processes, *, readable: Sequence[Path] = (), hidden: Sequence[Path] = ()
+    ) -> Self | str:
         """A sandbox in which a command has really run, or why there is none."""
         program = shutil.which("bwrap")
         if program is None:
             return "the program bwrap is not installed"
         said = ""
         for flags in _HARDENING:
-            sandbox = cls(program, flags=flags, readable=readable)
-            said = await sandbox._try_out()
+            sandbox = cls(
+                program,
+                flags=flags,
+                readable=readable,
+                hidden=hidden,
+                filter_program=seccomp.program(platform.machine()),
+            )
+            said = await sandbox._try_out(processes)
             if not said:
                 return sandbox
         return said
 
-    def wrap(self, argv: Sequence[str], *, root: Path, directory: Path, network: bool = False) -> list[str]:
-        """`directory` lies at or below `root`; both keep their path inside."""
+    def confine(self, command: Command, *, root: Path, network: bool = False) -> Command:
+        """The command's directory lies at or below `root`; both keep their path inside."""
+        return msgspec.structs.replace(
+            command,
+            argv=[*self._wrapping(root, command.directory, network=network), "--", *command.argv],
+            # SIGTERM to bwrap itself would kill the namespace at once, without the grace that traps need.
+            spare_leader=True,
+            filter_program=self._filter_program,
+            limits=Limits(),
+        )
+
+    def remains(self, call_id: str) -> list[str]:
+        del call_id  # Whatever bubblewrap started is a process of this machine and dies with it.
+        return []
+
+    def _wrapping(self, root: Path, directory: Path, *, network: bool) -> list[str]:
         wrapped = [self._program, "--die-with-parent", "--new-session", "--unshare-user", "--unshare-pid"]
-        wrapped += [
-            "--unshare-ipc",
-            "--unshare-uts",
-            "--unshare-cgroup-try",
-            "--hostname",
-            "sandbox",
-            *self._flags,
-        ]
-        wrapped += ["--cap-drop", "ALL", *([] if network else ["--unshare-net"])]
+        wrapped += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
+        wrapped += [*self._flags, "--cap-drop", "ALL", *([] if network else ["--unshare-net"])]
+        if self._filter_program:
+            wrapped += ["--seccomp", str(launcher.FILTER_FD)]
         for path in map(Path, _SYSTEM):
             if path.is_symlink():
                 wrapped += ["--symlink", str(path.readlink()), str(path)]
@@ -80,35 +116,51 @@ class Bubblewrap:
         if network:
             # Where /etc/resolv.conf points to on machines with a local resolver.
             wrapped += ["--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve"]
-        wrapped += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108 - a new one, inside
+        wrapped += ["--proc", "/proc", "--dev", "/dev"]
+        wrapped += [
+            "--size",
+            str(_SHM_BYTES),
+            "--tmpfs",
+            "/dev/shm",  # noqa: S108 - a new one, inside
+            "--size",
+            str(_TMP_BYTES),
+            "--tmpfs",
+            "/tmp",  # noqa: S108 - a new one, inside
+        ]
         for path in self._readable:
             wrapped += ["--ro-bind-try", str(path), str(path)]
         wrapped += _interpreter_links([*self._readable, Path("/usr")])
+        for path in filter(self._is_bound, self._hidden):
+            wrapped += ["--tmpfs", str(path)] if path.is_dir() else ["--ro-bind-try", "/dev/null", str(path)]
         wrapped += ["--bind", str(root), str(root), "--chdir", str(directory)]
-        wrapped += ["--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp"]  # noqa: S108 - the same
-        return [*wrapped, "--", *argv]
+        # What is made outside of the workspace and the temporary folders would be memory that nothing bounds.
+        # Of the kernel's settings in /proc, root owns most, and whoever is root outside is it for them.
+        wrapped += ["--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/"]
+        return [*wrapped, "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp"]  # noqa: S108 - the same
 
-    async def _try_out(self) -> str:
+    def _is_bound(self, path: Path) -> bool:
+        bound = [*map(Path, _SYSTEM_FOLDERS), *self._readable]
+        return path.exists() and any(path.is_relative_to(folder) for folder in bound)
+
+    async def _try_out(self, processes: Processes) -> str:
         """Empty if a command runs, else what bwrap said."""
         with tempfile.TemporaryDirectory() as folder:
-            argv = self.wrap(["true"], root=Path(folder), directory=Path(folder))
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+            command = Command(
+                argv=["true"],
+                directory=Path(folder),
+                call_id=f"probe-{os.getpid()}",
+                timeout_s=_PROBE_PATIENCE_S,
+                output_bytes_max=1000,
             )
             try:
-                async with asyncio.timeout(_PROBE_PATIENCE_S):
-                    _, stderr = await process.communicate()
-            except TimeoutError:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-                return f"it did not answer within {_PROBE_PATIENCE_S:.0f} s"
-        if process.returncode == 0:
+                ended = await processes.run(self.confine(command, root=Path(folder)))
+            except CommandNotStarted as failure:
+                return failure.message
+        if ended.timed_out:
+            return f"it did not answer within {_PROBE_PATIENCE_S:.0f} s"
+        if ended.exit_code == 0:
             return ""
-        return stderr.decode("utf-8", "replace").strip()[-300:] or f"it exited with {process.returncode}"
+        return ended.output.strip()[-300:] or f"it ended with {ended.exit_code}, signal {ended.signal}"
 
 
 def _interpreter() -> list[Path]:

@@ -3,15 +3,15 @@
 Invariant: it never passes for one; whoever asks gets the warning.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
+
+from services.toolhost.processes import Command
 
 
 class NoSandbox:
-    """Leaves the argv as it is. `reason` says why there is nothing better."""
+    """Leaves the command as it is. `reason` says why there is nothing better."""
 
     name = "none"
-    spare_leader = False
 
     def __init__(self, *, reason: str = "SANDBOX=none") -> None:
         self._reason = reason
@@ -23,6 +23,10 @@ class NoSandbox:
             "and reach the network. Install bubblewrap (apt-get install bubblewrap) for containment."
         )
 
-    def wrap(self, argv: Sequence[str], *, root: Path, directory: Path, network: bool = False) -> list[str]:
-        del root, directory, network
-        return list(argv)
+    def confine(self, command: Command, *, root: Path, network: bool = False) -> Command:
+        del root, network
+        return command
+
+    def remains(self, call_id: str) -> list[str]:
+        del call_id  # Its processes are found as those of any command are.
+        return []

@@ -18,6 +18,8 @@ from services.toolhost.tools import (
     get_git_diff,
     list_files,
     read_file,
+    run_command,
+    run_program,
     run_tests,
     search_text,
     write_file,
@@ -43,6 +45,8 @@ _ALL = (
     Tool(spec=search_text.SPEC, run=search_text.run),
     Tool(spec=get_git_diff.SPEC, run=get_git_diff.run),
     Tool(spec=run_tests.SPEC, run=run_tests.run),
+    Tool(spec=run_command.SPEC, run=run_command.run),
+    Tool(spec=run_program.SPEC, run=run_program.run),
     Tool(spec=echo.SPEC, run=echo.run),
 )
 TOOLS: Mapping[str, Tool] = {tool.spec.name: tool for tool in _ALL}
