@@ -8,6 +8,7 @@ somebody else has written meanwhile is left alone. The log lies beside the hidde
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,9 @@ class UndoLog:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # There is one list: whoever changes several files holds this from the first look at them to the last write, or
+        # another such change would take the first one's list for what a dead process left half done.
+        self.alone = threading.Lock()
 
     def begin(self, guard: WorkspaceGuard, changes: Sequence[tuple[str, str | None, str | None]]) -> None:
         """Keep what the files (path, digest before, digest after) are now. Raises `ToolFailure`, and then nothing is

@@ -1,5 +1,6 @@
 """`apply_patch` on real files: all of a patch or nothing, also when the process dies in the middle."""
 
+import asyncio
 import hashlib
 import os
 import subprocess
@@ -285,3 +286,20 @@ async def test_what_changed_since_the_run_saw_it_is_not_deleted(tmp_path: Path) 
     assert refused.metadata == {"error_code": "FILE_CHANGED"}
     fresh = context(tmp_path, seen={"gone.txt": sha256(b"bye\n")})
     assert (await call(fresh, "apply_patch", patch=v4a("*** Delete File: gone.txt"))).ok
+
+
+async def test_patches_of_different_files_at_the_same_time_leave_each_other_whole(tools: ToolContext) -> None:
+    names = [[f"{side}{number}.txt" for number in range(12)] for side in "lr"]
+    for name in (*names[0], *names[1]):
+        (tools.guard.root / name).write_text("0\n")
+    for turn in range(3):
+        both = [
+            apply_patch.run(
+                tools,
+                {"patch": v4a("\n".join(f"*** Update File: {name}\n-{turn}\n+{turn + 1}" for name in side))},
+            )
+            for side in names
+        ]
+        assert [outcome.ok for outcome in await asyncio.gather(*both)] == [True, True]
+        written = {(tools.guard.root / name).read_text() for name in (*names[0], *names[1])}
+        assert written == {f"{turn + 1}\n"}

@@ -9,7 +9,7 @@ it plans anew.
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import msgspec
 
@@ -68,7 +68,12 @@ def plan_of(path: str, *, before: str | None, after: bytes, said: str, metadata:
 
 
 def apply(guard: WorkspaceGuard, plan: Plan, undo: UndoLog) -> Outcome:
-    """Carries the plan out, or finds that it has been. Blocking."""
+    """Carries the plan out, or finds that it has been. Blocking; plans of several files go one after the other."""
+    with undo.alone if len(plan.changes) > 1 else nullcontext():
+        return _applied(guard, plan, undo)
+
+
+def _applied(guard: WorkspaceGuard, plan: Plan, undo: UndoLog) -> Outcome:
     waiting: list[FileChange] = []
     for change in plan.changes:
         found = sha256_of(guard, change.path)
