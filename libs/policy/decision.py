@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
+from libs.policy.commandlines import NotUnderstood, commands_of, fits, is_interpreter, may_fit
 
 
 class Mode(StrEnum):
@@ -36,7 +37,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the table. `tool` and `tenant` are shell patterns; `None` fields match everything.
 
-    An `allow` rule takes a call out of what the mode alone would ask or deny.
+    An `allow` rule takes a call out of what the mode alone would ask or deny. With `command` a rule is about the
+    commands of a shell line (`git log *`: words, each a shell pattern; `*` at the end is any further ones; writing a
+    file is the command `> FILE`). A line is allowed when each of its commands is, and never because of a program that
+    runs what it is told. A rule that `yields` counts only for lines that no such rule allows.
     """
 
     verb: Verb
@@ -45,6 +49,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = "*"
     risk: str | None = None
     semantics: Semantics | None = None
+    command: str | None = None
+    yields: bool = False
 
     def matches(self, spec: ToolSpec, tenant: str) -> bool:
         return (
@@ -57,10 +63,22 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 # A shell line can do anything that its user can, so people see it first (contract, section 5).
 DEFAULT_RULES = (
-    Rule(verb=Verb.ASK, tool="run_command", reason="a shell line is run only after somebody approved it"),
+    Rule(
+        verb=Verb.ASK,
+        tool="run_command",
+        yields=True,
+        reason="a shell line is run only after somebody approved it",
+    ),
     # Tools of other services say by their risk that a person should look first.
-    Rule(verb=Verb.ASK, risk="high", reason="a tool of high risk is called only after somebody approved it"),
+    Rule(
+        verb=Verb.ASK,
+        risk="high",
+        yields=True,
+        reason="a tool of high risk is called only after somebody approved it",
+    ),
 )
+# The tools that run a shell line, and the argument that it is.
+_SHELL_LINES = {"run_command": "command"}
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,16 +92,36 @@ _RANK = {Verb.ALLOW: 0, Verb.ASK: 1, Verb.DENY: 2}
 
 
 def decide(spec: ToolSpec, arguments: dict[str, object], *, tenant: str, policy: Policy) -> Decision:
-    """The decision for one call of `spec` with its full arguments.
-
-    Rules on arguments (paths, command lines) come with the tool set that needs them; they will match here.
-    """
-    del arguments
+    """The decision for one call of `spec` with its full arguments."""
     matching = [rule for rule in policy.rules if rule.matches(spec, tenant)]
-    if matching:
-        strictest = max(matching, key=lambda rule: _RANK[rule.verb])
-        return Decision(verb=strictest.verb, reason=strictest.reason)
-    return _by_mode(spec, policy.mode)
+    line = arguments.get(_SHELL_LINES.get(spec.name, ""))
+    by_line = _by_line(line, [rule for rule in matching if rule.command]) if isinstance(line, str) else None
+    plain = [
+        Decision(verb=rule.verb, reason=rule.reason)
+        for rule in matching
+        if rule.command is None and not (rule.yields and by_line is not None and by_line.verb is Verb.ALLOW)
+    ]
+    found = [*([by_line] if by_line is not None else []), *plain]
+    return max(found, key=lambda decision: _RANK[decision.verb]) if found else _by_mode(spec, policy.mode)
+
+
+def _by_line(line: str, rules: list[Rule]) -> Decision | None:
+    """What the rules about commands say of a shell line; nothing when there are none."""
+    if not rules:
+        return None
+    commands = commands_of(line)
+    if isinstance(commands, NotUnderstood):
+        return Decision(verb=Verb.ASK, reason=commands.reason)
+    for verb in (Verb.DENY, Verb.ASK):
+        for rule in rules:
+            if rule.verb is verb and any(may_fit(command, rule.command or "") for command in commands):
+                return Decision(verb=verb, reason=rule.reason)
+    for command in commands:
+        if is_interpreter(command):
+            return Decision(verb=Verb.ASK, reason=f"`{command.text}` may run anything")
+        if not any(rule.verb is Verb.ALLOW and fits(command, rule.command or "") for rule in rules):
+            return Decision(verb=Verb.ASK, reason=f"no rule allows `{command.text}`")
+    return Decision(verb=Verb.ALLOW, reason="rules allow every command of the line")
 
 
 def _by_mode(spec: ToolSpec, mode: Mode) -> Decision:
