@@ -88,12 +88,15 @@ def test_several_variables_on_one_line_of_dotenv_are_refused(tmp_path: Path) -> 
     assert read_dotenv(path) == {"A_KEY": "one B_URL=two", "B_URL": "https://b?X=1"}
 
 
-def test_every_setting_is_documented() -> None:
+def test_every_setting_is_documented_and_known_to_all_services() -> None:
     told = set(
         re.findall(r"`([A-Z][A-Z0-9_]+)`", (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8"))
     )
     kinds = (GatewaySettings, SchedulerSettings, ExecutorSettings, ToolhostSettings, Reserved)
-    names = {name for kind in kinds for name in aliases(kind)} | KNOWN_NAMES
+    read = {name for kind in kinds for name in aliases(kind)}
+    # All services share one environment: a name that one reads must not keep another from starting.
+    assert {name for name in read if name.startswith("PERDURE_")} <= KNOWN_NAMES
+    names = read | KNOWN_NAMES
     # What every system sets is not a setting of ours.
     assert names - told - {"PATH", "TZ"} == set()
 

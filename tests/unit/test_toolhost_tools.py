@@ -323,6 +323,12 @@ async def test_the_configured_tests_run_in_the_workspace(tmp_path: Path, mode: S
     assert not (await call(wrong, "run_tests")).ok
 
 
+async def test_a_command_that_any_signal_ended_says_which(tmp_path: Path) -> None:
+    for number, told in (("9", "SIGKILL"), ("40", "40")):
+        ended = await call(context(tmp_path), "run_command", command=f"kill -{number} $$")
+        assert (ended.ok, ended.output) == (False, f"[ended by signal {told}]")
+
+
 async def test_echo_returns_the_text(tmp_path: Path) -> None:
     assert (await call(context(tmp_path), "echo", text="🎉\n")).output == "🎉\n"
     assert (await call(context(tmp_path), "echo", text=1)).metadata["error_code"] == "INVALID_ARGUMENTS"

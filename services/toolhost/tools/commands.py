@@ -70,11 +70,11 @@ async def run(
 def _verdict(ended: ProcessOutcome, timeout_s: float) -> str:
     if ended.timed_out:
         return f"timed out after {timeout_s:g} s and was ended"
-    how = (
-        f"exit code {ended.exit_code}"
-        if ended.signal is None
-        else f"ended by signal {signal.Signals(ended.signal).name}"
-    )
+    how = f"exit code {ended.exit_code}"
+    if ended.signal is not None:
+        # Of those for programs of their own most have no name.
+        named = {known.value: known.name for known in signal.Signals}
+        how = f"ended by signal {named.get(ended.signal, ended.signal)}"
     return f"{how}; the system ended a process at the bound of memory" if ended.out_of_memory else how
 
 
