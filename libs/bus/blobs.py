@@ -16,6 +16,8 @@ from libs.contracts.errors import BusUnavailable
 
 # ADR-20's own size: small enough to share a connection with records.
 CHUNK_BYTES = 128 * 1024
+# A page of subjects that the leader lists at once.
+_SUBJECTS_PAGE = 100_000
 _ROLLUP = "Nats-Rollup"
 
 _log = logging.getLogger("perdure.bus")
@@ -37,6 +39,14 @@ class _Meta(msgspec.Struct, omit_defaults=True):
     digest: str = ""
     deleted: bool = False
     options: _Options | None = None
+
+
+class _State(msgspec.Struct):
+    subjects: dict[str, int] = {}
+
+
+class _StreamInfo(msgspec.Struct):
+    state: _State
 
 
 class ServerBlobs:
@@ -81,6 +91,37 @@ class ServerBlobs:
                 f"object {name} of {self._store} is not complete; restore it", retry_after_s=1
             )
         return data
+
+    async def names(self, prefix: str = "") -> list[str]:
+        known = f"$O.{self._store}.M."
+        subjects: list[str] = []
+        while True:
+            query = {"subjects_filter": f"{known}>", "offset": len(subjects)}
+            try:
+                answer = await self._js.api_patiently(f"STREAM.INFO.{self._stream}", query)
+            except Refused as refused:
+                raise refused.translated() from refused
+            page = msgspec.json.decode(answer, type=_StreamInfo).state.subjects
+            subjects += page
+            if len(page) < _SUBJECTS_PAGE:
+                break
+        found = [base64.urlsafe_b64decode(subject.removeprefix(known)).decode() for subject in subjects]
+        return sorted(name for name in found if name.startswith(prefix))
+
+    async def remove(self, name: str) -> None:
+        meta = await self._meta(name)
+        if meta is None:
+            return
+        # The name first: it must not point to bytes that are gone.
+        await self._purge_subject(self._meta_subject(name))
+        if meta.nuid:
+            await self._purge(meta.nuid)
+
+    async def _purge_subject(self, subject: str) -> None:
+        try:
+            await self._js.api_patiently(f"STREAM.PURGE.{self._stream}", {"filter": subject})
+        except Refused as refused:
+            raise refused.translated() from refused
 
     async def _meta(self, name: str) -> _Meta | None:
         stored = await self._js.last(self._stream, self._meta_subject(name))

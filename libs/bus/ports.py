@@ -273,6 +273,14 @@ class Blobs(Protocol):
 
     async def get(self, name: str) -> bytes | None: ...
 
+    async def names(self, prefix: str = "") -> list[str]:
+        """The names that begin with `prefix`. For sweeps: it reads all of them."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove a name and its bytes; quiet when there are none."""
+        ...
+
 
 class Message(NamedTuple):
     """A core message: a feed note, a delta, a request."""

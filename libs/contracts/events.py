@@ -4,22 +4,15 @@ Invariant: an event says what became true and carries all that the fold needs; n
 understand a log. Adding a field with a default is the only change a released event may see (`schema.lock.json`).
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
 from libs.contracts.checks import Check, CheckResult, Verdict, Verification
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
-from libs.contracts.values import ModelToolCall, ProjectInstructions, RunError, Usage, WireRecording
-
-
-class EventBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What all events share. `type` is the public name; `life` marks those that change who must act next."""
-
-    type: ClassVar[str]
-    life: ClassVar[bool] = False
-
+from libs.contracts.values import ModelToolCall, RunError, Usage, WireRecording
+from libs.contracts.workspaces import EventBody, WorkspaceAttached, WorkspaceSnapshotted
 
 # --- The run's own life -----------------------------------------------------------------------------------------
 
@@ -115,7 +108,7 @@ class RunCompleted(EventBody, frozen=True, kw_only=True):
     answer: str
     verification: Verification
     usage: Usage
-    evidence: list[str] = []
+    evidence: list[str] = msgspec.field(default_factory=list[str])
 
 
 class RunFailed(EventBody, frozen=True, kw_only=True):
@@ -125,7 +118,7 @@ class RunFailed(EventBody, frozen=True, kw_only=True):
     usage: Usage
     verification: Verification | None = None
     answer: str | None = None
-    evidence: list[str] = []
+    evidence: list[str] = msgspec.field(default_factory=list[str])
 
 
 class RunCancelled(EventBody, frozen=True, kw_only=True):
@@ -221,7 +214,7 @@ class ToolCompleted(EventBody, frozen=True, kw_only=True):
     ok: bool
     output: str
     duration_ms: int
-    metadata: dict[str, object] = {}
+    metadata: dict[str, object] = msgspec.field(default_factory=dict[str, object])
 
 
 class ToolUncertain(EventBody, frozen=True, kw_only=True):
@@ -237,28 +230,6 @@ class ToolUncertain(EventBody, frozen=True, kw_only=True):
     last_seen: str | None = None
 
 
-class WorkspaceAttached(EventBody, frozen=True, kw_only=True):
-    """Which host holds the workspace: in its own log, then in the run's. `baseline`: commit at the run's first attach,
-    `instructions`: the project's own, as they were then."""
-
-    type = "workspace.attached"
-
-    workspace_id: str
-    host: str
-    replica: str
-    snapshot: str | None = None
-    baseline: str | None = None
-    changed: list[str] = []
-    instructions: ProjectInstructions | None = None
-
-
-class WorkspaceSnapshotted(EventBody, frozen=True, kw_only=True):
-    type = "workspace.snapshotted"
-
-    commit: str
-    changed: int
-
-
 # --- People and other runs --------------------------------------------------------------------------------------
 
 
@@ -269,7 +240,7 @@ class InputRequested(EventBody, frozen=True, kw_only=True):
     kind: Literal["question", "approval"]
     question: str
     call_id: str
-    options: list[str] = []
+    options: list[str] = msgspec.field(default_factory=list[str])
     tool: str | None = None
     arguments: dict[str, object] | None = None
     approval_hash: str | None = None

@@ -313,7 +313,7 @@ _FOLDS: dict[type[EventBody], Callable[[RunState, Event], RunState]] = {
     e.ToolCompleted: work.tool_completed,
     e.ToolUncertain: work.tool_uncertain,
     e.WorkspaceAttached: work.workspace_attached,
-    e.WorkspaceSnapshotted: work.unchanged,
+    e.WorkspaceSnapshotted: work.workspace_snapshotted,
     e.InputRequested: _input_requested,
     e.InputReceived: _input_received,
     e.MessageReceived: _message_received,

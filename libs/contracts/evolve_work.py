@@ -21,6 +21,7 @@ from libs.contracts.run import (
     RunStatus,
     Uncertainty,
 )
+from libs.contracts.tools import Semantics
 from libs.contracts.transcript import AssistantItem, ToolItem, UserItem, lightened
 from libs.contracts.values import CONTEXT_EXHAUSTED, Todo, Usage
 
@@ -175,6 +176,8 @@ def tool_completed(state: RunState, event: Event) -> RunState:
         changed = cast(dict[str, str | None], several)
         files = {known: was for known, was in files.items() if known not in changed}
         files |= {known: now for known, now in changed.items() if isinstance(now, str)}
+    made = state.call(body.call_id)
+    effects = made is not None and made.needs_workspace and made.semantics is not Semantics.READ_ONLY
     reconciled = state.reconciled
     if reconciled is not None and reconciled.call_id == body.call_id:
         reconciled = None
@@ -187,6 +190,7 @@ def tool_completed(state: RunState, event: Event) -> RunState:
         answered=state.answered | {body.call_id},
         todos=todos,
         files=files,
+        unsaved=state.unsaved + effects,
         reconciled=reconciled,
     )
 
@@ -218,6 +222,11 @@ def workspace_attached(state: RunState, event: Event) -> RunState:
         listed = ", ".join(body.changed)
         note = f"SYSTEM NOTE: these files changed since you last saw them, read them again: {listed}"
         inbox = (*inbox, UserItem(text=note, origin="runtime"))
+    if body.lost:
+        note = f"SYSTEM NOTE: the workspace moved to another machine; these effects may be missing there, check and repeat what you need: {'; '.join(body.lost)}"
+        inbox = (*inbox, UserItem(text=note, origin="runtime"))
+    # What a run finds in a workspace that was there before it has no other copy yet.
+    found_unsaved = state.attachment is None and body.saved is None and state.task.workspace is not None
     files = {path: digest for path, digest in state.files.items() if path not in body.changed}
     project, found = state.project, body.instructions
     if found is not None and state.iteration == 0:
@@ -225,7 +234,19 @@ def workspace_attached(state: RunState, event: Event) -> RunState:
         if found.problem is None:
             # The model has seen the file: should it change, that is said like of any other.
             files = {**files, found.path: found.sha256}
-    return _replace(state, attachment=attachment, inbox=inbox, files=files, project=project, silences=0)
+    return _replace(
+        state,
+        attachment=attachment,
+        inbox=inbox,
+        files=files,
+        project=project,
+        silences=0,
+        unsaved=state.unsaved + found_unsaved,
+    )
+
+
+def workspace_snapshotted(state: RunState, event: Event) -> RunState:
+    return _replace(state, unsaved=0, saved_at=event.at)
 
 
 def unchanged(state: RunState, _: Event) -> RunState:

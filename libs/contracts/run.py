@@ -17,7 +17,7 @@ from libs.contracts.transcript import AssistantItem, Item, UserItem
 from libs.contracts.values import ProjectInstructions, RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 
 
 class RunStatus(StrEnum):
@@ -273,6 +273,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     # What stands in the prompt; it never changes once the model was asked.
     project: ProjectInstructions | None = None
     files: dict[str, str] = {}
+    # Effects in the workspace since a snapshot was last made, or tried, and when that was.
+    unsaved: int = 0
+    saved_at: str | None = None
     verification_pending: PendingVerification | None = None
     verification: Verification | None = None
     verification_rounds: int = 0

@@ -46,6 +46,8 @@ class HostCatalog(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     workspaces: bool = False
     sandbox: str = "none"
+    # Names the folder of all workspaces: hosts with the same one see the same folders.
+    root: str = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +149,10 @@ class ToolNotice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
 
 # Internal calls of the runtime itself: served by every workspace host on `<p>.call.host.<boot>`, never offered to a model.
-# `workspace_attach` {baseline: commit|null, files: {path: sha256}} -> metadata {baseline, changed: [path], instructions}
+# `workspace_attach` {baseline: commit|null, files: {path: sha256}} -> metadata {baseline, changed: [path], instructions, lost}
 WORKSPACE_ATTACH = "workspace_attach"
+# `workspace_snapshot` {chain: [snapshot]} -> metadata {snapshot, commit, changed, chain}
+WORKSPACE_SNAPSHOT = "workspace_snapshot"
 # Of a verifier to the workspace's host; their arguments and answers are in `evidence.py`. The first two go over the work
 # queue (their intent is `verification.requested`), the last by request.
 VERIFY_SNAPSHOT = "verify_snapshot"

@@ -29,6 +29,7 @@ from services.executor.decision.decide import (
     CallTool,
     Env,
     ReadResult,
+    Save,
     SpawnChild,
     Summarise,
     Verify,
@@ -92,7 +93,7 @@ class Activities:
         self._talk: Conversing | None = None
         self._log = get_logger("activities").bind(run_id=state.run_id)
 
-    def env(self, state: RunState, *, busy: bool, draining: bool) -> Env:
+    def env(self, state: RunState, *, busy: bool, saving: bool, draining: bool) -> Env:
         """What the decision may know beside the log."""
         return Env(
             now=self._bench.clock.now(),
@@ -100,6 +101,7 @@ class Activities:
             specs=self._known(state),
             attached=self._attached,
             busy=busy,
+            saving=saving,
             draining=draining,
             window=self._conversation(state).window,
             policy=self._bench.policy,
@@ -133,6 +135,8 @@ class Activities:
                 return []
             case Verify(pending):
                 return await self._verify(state, pending, fresh=fresh)
+            case Save(sequence):
+                return [await self._bench.workspaces.save(state, sequence)]
             case _:
                 assert_never(activity)
 

@@ -27,6 +27,7 @@ from services.executor.decision.decide import (
     Do,
     Leave,
     ReadResult,
+    Save,
     Settled,
     SpawnChild,
     Summarise,
@@ -44,6 +45,7 @@ CHECKPOINT_RECORDS = 64
 BUS_AWAY_S = 1.0
 
 _MODEL = "model-"
+_SAVE = "save"
 # What an owner says last.
 _ENDS = (e.RunReleased, e.RunCompleted, e.RunFailed, e.RunCancelled)
 
@@ -159,7 +161,12 @@ class Session:
 
     def _settle(self) -> Settled:
         state = self._foreseen()
-        return settle(state, self._activities.env(state, busy=bool(self._running), draining=self._draining))
+        return settle(
+            state,
+            self._activities.env(
+                state, busy=bool(self._running), saving=_SAVE in self._running, draining=self._draining
+            ),
+        )
 
     def _foreseen(self) -> RunState:
         """The state with what was observed and is not stored yet; a run that somebody ended wants none of it, and one
@@ -282,7 +289,7 @@ class Session:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if kill and any(not key.startswith(_MODEL) for key in keys):
+        if kill and any(key != _SAVE and not key.startswith(_MODEL) for key in keys):
             await self._activities.kill(self._folded.state)
         self._wake.set()
 
@@ -368,5 +375,7 @@ def activity_key(activity: Activity) -> str:
             return f"{call.call_id}.{call.attempt}"
         case SpawnChild(call):
             return f"child-{call.call_id}"
+        case Save():
+            return _SAVE
         case Verify(pending):
             return f"{VERIFY}-{pending.round}.{pending.attempt}"

@@ -25,6 +25,7 @@ from services.scheduler.remains import Remains
 from services.scheduler.replicas import Replicas
 from services.scheduler.rows import Rows
 from services.scheduler.settings import SchedulerSettings, Timing
+from services.scheduler.snapshots import OldSnapshots
 from services.scheduler.sweep import Sweep
 from services.scheduler.takeover import Takeover
 from services.scheduler.tasks import Tasks
@@ -54,7 +55,9 @@ class Scheduler:
         self.rows = Rows()
         self._replicas = Replicas(leases, self.rows, changed=self._reconsider, died=self._died)
         family = Family(runs, bus.log, liveness)
-        remains = Remains(bus.log, bus.bucket("checkpoints"), bus.bucket("journal"), self.rows, clock, timing)
+        snapshots = OldSnapshots(bus.log, bus.store("workspaces"), clock, timing)
+        buckets = bus.bucket("checkpoints"), bus.bucket("journal")
+        remains = Remains(bus.log, *buckets, snapshots, self.rows, clock, timing)
         self._tickets = Tickets(
             bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
         )
@@ -79,6 +82,7 @@ class Scheduler:
                 self._deadlines.compare,
                 remains.finish_deletions,
                 remains.clear,
+                snapshots.clear,
             ],
         )
         self.leadership = Leadership(

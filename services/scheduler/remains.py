@@ -19,6 +19,7 @@ from libs.contracts.run import TERMINAL
 from libs.contracts.subjects import ANY_TENANT, checkpoint_key, journal_prefix
 from services.scheduler.rows import Rows
 from services.scheduler.settings import Timing
+from services.scheduler.snapshots import OldSnapshots
 
 # Tombstones that are remembered: all of a quarter in a busy deployment. What is forgotten comes again with the replay at
 # the next start.
@@ -34,8 +35,16 @@ class Remains:
     """Removes them: at once when it is told, in sweeps what was left."""
 
     def __init__(
-        self, log: Log, checkpoints: Bucket, journal: Bucket, rows: Rows, clock: Clock, timing: Timing
+        self,
+        log: Log,
+        checkpoints: Bucket,
+        journal: Bucket,
+        snapshots: OldSnapshots,
+        rows: Rows,
+        clock: Clock,
+        timing: Timing,
     ) -> None:
+        self._snapshots = snapshots
         self._log, self._checkpoints, self._journal = log, checkpoints, journal
         self._rows, self._clock, self._timing = rows, clock, timing
         # Of deleted runs: those whose logs may hold more than their tombstones, and all that are known.
@@ -56,6 +65,7 @@ class Remains:
     async def purge(self, run: LogKey, tombstone: int) -> None:
         """Remove all that there is of a deleted run but its tombstone. Blobs are shared and go with the retention."""
         await self._forget(run.log_id)
+        await self._snapshots.forget(run)
         await self._log.purge(run, tombstone)
         self._tombstones.pop(run, None)
         _log.info("run.purged", run_id=run.log_id)

@@ -26,6 +26,8 @@ class Timing(NamedTuple):
     `lead_s`: the lease of the leader, renewed three times in that time.
     `journal_kept_s`: how long after its end a run's journal is kept; `journals_s`: how often old ones, and what came
     behind a deletion, are looked for.
+    `snapshot_kept_s`: how long a snapshot's object stays that no workspace needs any more; bringing one back, or storing
+    one before its event, takes minutes at most.
     """
 
     tick_s: float = 1.0
@@ -35,3 +37,4 @@ class Timing(NamedTuple):
     lead_s: float = 3.0
     journal_kept_s: float = 24 * 3600.0
     journals_s: float = 600.0
+    snapshot_kept_s: float = 3600.0

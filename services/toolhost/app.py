@@ -18,7 +18,7 @@ from libs.contracts.errors import ConfigurationError, LeaseLost
 from libs.contracts.streams import host_consumer
 from libs.contracts.tools import HostCatalog
 from libs.policy.decision import Policy
-from services.toolhost.attach import Attached, Workspaces
+from services.toolhost.attach import Attached, Inheritance, Workspaces
 from services.toolhost.cgroups import Cgroups
 from services.toolhost.evidence import Evidence
 from services.toolhost.guard import WorkspaceGuard
@@ -27,13 +27,15 @@ from services.toolhost.leftovers import Leftovers
 from services.toolhost.predecessor import HolderRecord
 from services.toolhost.processes import Processes
 from services.toolhost.registry import Registry
+from services.toolhost.replay import Again
 from services.toolhost.repository import HiddenRepository, git_is_installed
 from services.toolhost.sandbox import Sandbox, choose
 from services.toolhost.settings import ToolhostSettings
+from services.toolhost.snapshots import Snapshots
 from services.toolhost.tools.catalog import TOOLS
 from services.toolhost.tools.ripgrep import installed
 from services.toolhost.undo import UndoLog
-from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace, undo_folder
+from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace, root_id, undo_folder
 
 # Files are read and written in threads. By default there are a few more than processors, and as many slow searches would
 # hold up every other call.
@@ -48,15 +50,7 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     processes = Processes(clock=clock, inherited=settings.command_environment, cgroups=cgroups)
     sandbox = await _sandbox(settings, processes)
     registry = Registry({name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, Policy())
-    workspaces = Workspaces(
-        bus.log,
-        clock,
-        Leftovers(processes, sandbox, cgroups),
-        root=settings.root,
-        secure=settings.secure,
-        program_path=settings.program_path,
-        quota=settings.quota,
-    )
+    workspaces = _workspaces(chassis, processes, sandbox, cgroups)
     nowhere = _nowhere(settings)
     parts = HostParts(
         log=bus.log,
@@ -75,7 +69,8 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     registration = _registration(settings, sandbox, cgroups)
     try:
         async with register(bus, clock, registration, control=host.control, on_death=died.set) as liveness:
-            workspaces.begin(liveness)
+            root = await asyncio.to_thread(root_id, settings.root, clock.entropy(12).hex())
+            workspaces.begin(liveness, root)
             catalog = HostCatalog(
                 boot=liveness.boot,
                 replica=settings.replica_id,
@@ -83,6 +78,7 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
                 tools=registry.specs,
                 workspaces=True,
                 sandbox=sandbox.name,
+                root=root,
             )
             effects = host_consumer(bus.subjects, liveness.boot)
             await host.serve(liveness, HostSetting(catalog, effects), stop=chassis.stop, died=died)
@@ -120,6 +116,25 @@ def _usable(settings: ToolhostSettings) -> set[str]:
     """A tool that could only say that it is not configured would cost the model a turn."""
     off = {"run_tests": not settings.run_tests_command, "run_program": not settings.program_tool}
     return {name for name in TOOLS if not off.get(name)}
+
+
+def _workspaces(
+    chassis: Chassis[ToolhostSettings], processes: Processes, sandbox: Sandbox, cgroups: Cgroups | None
+) -> Workspaces:
+    settings, bus = chassis.settings, chassis.bus
+    return Workspaces(
+        bus.log,
+        chassis.clock,
+        Inheritance(
+            Leftovers(processes, sandbox, cgroups),
+            Snapshots(bus.store("workspaces")),
+            Again(bus.log, Journal(bus.bucket("journal")), processes, sandbox),
+        ),
+        root=settings.root,
+        secure=settings.secure,
+        program_path=settings.program_path,
+        quota=settings.quota,
+    )
 
 
 async def _sandbox(settings: ToolhostSettings, processes: Processes) -> Sandbox:

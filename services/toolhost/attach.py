@@ -11,17 +11,19 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from libs.bus.ports import Liveness, Log, LogKey
-from libs.chassis.effects import refused
+from libs.chassis.effects import failed, refused
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
 from libs.contracts.envelope import decode_events
 from libs.contracts.events import WorkspaceAttached
 from libs.contracts.ids import SHARDS, is_id, workspace_id
 from libs.contracts.tools import Refusal, ToolCall, ToolResult
+from libs.contracts.workspaces import Saved
 from services.toolhost.errors import ToolFailure
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.leftovers import Leftovers
@@ -29,6 +31,7 @@ from services.toolhost.predecessor import HolderRecord, clear_checks, this_proce
 from services.toolhost.project import instructions
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.room import Quota
+from services.toolhost.snapshots import Snapshots
 from services.toolhost.tools.files import sha256_of
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import WorkspacePlace, place_of, undo_folder
@@ -57,6 +60,10 @@ class Attached:
     undo: UndoLog
     lock_fd: int
     baselines: dict[str, str] = field(default_factory=dict[str, str])
+    # What this host brought back when it took the workspace, and what may be missing for each run since.
+    brought_back: Saved | None = None
+    moved: bool = False
+    lost: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def close(self) -> None:
         """Let go of it: the lock ends with its descriptor."""
@@ -69,6 +76,26 @@ class _AttachArguments(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}
 
 
+class _KeepArguments(msgspec.Struct, frozen=True, kw_only=True):
+    chain: list[str] = []
+
+
+class Replay(Protocol):
+    """Does again what a run did in its workspace behind a snapshot."""
+
+    async def run(self, call: ToolCall, attached: Attached, saved: Saved | None) -> list[str]:
+        """The effects that may be missing still, in words for the model."""
+        ...
+
+
+class Inheritance(NamedTuple):
+    """What deals with what former hosts of a workspace left: running, stored, and only in the log."""
+
+    leftovers: Leftovers
+    snapshots: Snapshots
+    replay: Replay
+
+
 class Workspaces:
     """Attaches and finds workspaces. `root` is the folder of all; in secure mode each tenant has one below it."""
 
@@ -76,26 +103,28 @@ class Workspaces:
         self,
         log: Log,
         clock: Clock,
-        leftovers: Leftovers,
+        inheritance: Inheritance,
         *,
         root: Path,
         secure: bool,
         program_path: str,
         quota: Quota,
     ) -> None:
-        self._leftovers = leftovers
+        self._leftovers = inheritance.leftovers
         self._log, self._clock = log, clock
+        self._snapshots, self._replay = inheritance.snapshots, inheritance.replay
         self._root, self._secure, self._program_path = root, secure, program_path
         self._quota = quota
         self._attached: dict[str, Attached] = {}
         self._used_at: dict[str, float] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._liveness: Liveness | None = None
+        self._root_id = ""
         self._logger = get_logger("workspaces")
 
-    def begin(self, liveness: Liveness) -> None:
-        """From now on this process has a boot."""
-        self._liveness = liveness
+    def begin(self, liveness: Liveness, root_id: str) -> None:
+        """From now on this process has a boot. `root_id` is what it says of its folder of workspaces."""
+        self._liveness, self._root_id = liveness, root_id
 
     def find(self, call: ToolCall) -> Attached | None:
         """The call's workspace, if this host holds it."""
@@ -122,6 +151,22 @@ class Workspaces:
             except (ToolFailure, OSError) as error:
                 self._logger.error("workspace.fault", workspace=call.workspace, error=str(error))
                 return refused(call, Refusal.WORKSPACE_FAULT, str(error))
+
+    async def keep(self, call: ToolCall) -> ToolResult:
+        """The internal call `workspace_snapshot`. Repeating it stores nothing new while the workspace stands still."""
+        attached = self.find(call)
+        if attached is None:
+            return refused(call, Refusal.NOT_MY_WORKSPACE)
+        try:
+            chain = msgspec.convert(call.arguments, _KeepArguments).chain
+            kept = await self._snapshots.keep(attached.repository, call.workspace_id, chain)
+        except msgspec.ValidationError as error:
+            return refused(call, Refusal.MALFORMED, str(error))
+        except (ToolFailure, OSError) as error:
+            return failed(call, f"the workspace was not kept: {error}")
+        self._logger.info("workspace.kept", workspace=attached.place.key, bundle_bytes=kept.bundle_bytes)
+        metadata = msgspec.to_builtins(kept)
+        return ToolResult(call_id=call.call_id, attempt=call.attempt, ok=True, output="", metadata=metadata)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -161,7 +206,7 @@ class Workspaces:
         with ExitStack() as unless_attached:
             # A lock that nobody holds on to would refuse this very host for as long as it lives.
             unless_attached.callback(os.close, lock_fd)
-            attached, ended = await self._taken(call, place, record, lock_fd)
+            attached, ended = await self._taken(call, newest, place, record, lock_fd)
             unless_attached.pop_all()
         self._let_go_of_idle_ones()
         self._attached[call.workspace_id] = attached
@@ -170,7 +215,12 @@ class Workspaces:
         return attached
 
     async def _taken(
-        self, call: ToolCall, place: WorkspacePlace, record: HolderRecord, lock_fd: int
+        self,
+        call: ToolCall,
+        named: WorkspaceAttached,
+        place: WorkspacePlace,
+        record: HolderRecord,
+        lock_fd: int,
     ) -> tuple[Attached, int]:
         """The workspace in this host's hands, and how many commands of a former one had to be ended."""
         assert self._liveness is not None
@@ -186,6 +236,10 @@ class Workspaces:
         with ExitStack() as unless_taken:
             unless_taken.callback(guard.close)
             await asyncio.to_thread(self._mend, place, guard, undo)
+            moved = named.held not in ("", self._root_id)
+            if moved and named.saved is not None:
+                await self._snapshots.bring_back(repository, call.workspace_id, named.saved.chain)
+                self._logger.warning("workspace.brought_back", workspace=place.key, held=named.held)
             unless_taken.pop_all()
         attached = Attached(
             tenant=call.tenant,
@@ -196,6 +250,8 @@ class Workspaces:
             record=record,
             undo=undo,
             lock_fd=lock_fd,
+            brought_back=named.saved if moved else None,
+            moved=moved,
         )
         return attached, ended
 
@@ -213,6 +269,9 @@ class Workspaces:
             call, attached, wanted.baseline
         )
         attached.baselines[call.run_id] = baseline
+        if attached.moved and call.run_id not in attached.lost:
+            # Before any call of the run: what it had done since is done again, each run's part by its own log.
+            attached.lost[call.run_id] = await self._replay.run(call, attached, attached.brought_back)
         changed = await asyncio.to_thread(_changed, attached.guard, wanted.files)
         found = await asyncio.to_thread(instructions, attached.guard)
         return ToolResult(
@@ -224,6 +283,8 @@ class Workspaces:
                 "baseline": baseline,
                 "changed": changed,
                 "instructions": msgspec.to_builtins(found),
+                "snapshot": attached.brought_back.snapshot if attached.brought_back is not None else None,
+                "lost": attached.lost.get(call.run_id, []),
             },
         )
 

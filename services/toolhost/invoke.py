@@ -20,6 +20,7 @@ from libs.contracts.tools import (
     VERIFY_FILES,
     VERIFY_SNAPSHOT,
     WORKSPACE_ATTACH,
+    WORKSPACE_SNAPSHOT,
     JournalState,
     Refusal,
     Semantics,
@@ -72,6 +73,8 @@ class Invocations:
         """A READ_ONLY call."""
         if call.name == WORKSPACE_ATTACH:
             return await self._parts.workspaces.attach(call)
+        if call.name == WORKSPACE_SNAPSHOT:
+            return await self._parts.workspaces.keep(call)
         if call.name == VERIFY_FILES:
             return await self._files(call)
         tool = self._parts.registry.find(call.name)

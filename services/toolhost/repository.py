@@ -36,6 +36,7 @@ _CONFIGURATION = (
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _REFERENCE_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\Z")
 _LATEST = "refs/perdure/latest"
+_BEFORE = "refs/perdure/before"
 # A git that takes longer hangs on the file system; a snapshot of 200,000 files takes a minute or two.
 _GIT_PATIENCE_S = 300.0
 # Lists of paths and objects are ours to bound: 200,000 paths of 4 KiB would be refused by the walk before.
@@ -84,24 +85,87 @@ class HiddenRepository:
         """Records the worktree as it is. An unchanged worktree gives the previous snapshot again."""
         async with self._lock:
             tree = await self._tree_of_worktree()
-            latest = await self._resolve(_LATEST)
-            if latest is not None and await self._resolve(f"{latest}^{{tree}}") == tree:
+            latest = await self.resolve(_LATEST)
+            if latest is not None and await self.resolve(f"{latest}^{{tree}}") == tree:
                 return Snapshot(commit=latest, tree=tree)
             parent = [] if latest is None else ["-p", latest]
             commit = (await self._git("commit-tree", tree, *parent, "-m", message)).decode().strip()
             await self._git("update-ref", _LATEST, commit)
             return Snapshot(commit=commit, tree=tree)
 
+    async def commit(self, tree: str, parents: Sequence[str], message: str, reference: str) -> str:
+        """A commit of a tree, and a reference that points to it from now on."""
+        options = [item for parent in parents for item in ("-p", parent)]
+        made = (await self._git("commit-tree", tree, *options, "-m", message)).decode().strip()
+        await self.point(reference, made)
+        return made
+
+    async def point(self, reference: str, commit: str) -> None:
+        await self._git("update-ref", reference, _checked(commit))
+
+    async def tree_of(self, files: Mapping[str, Path], index: Path) -> str:
+        """The tree with these files and links under these names. `index` is a file that may be made for it."""
+        odd = [name for name, path in files.items() if path.is_symlink() or "\n" in str(path)]
+        plain = [name for name in files if name not in set(odd)]
+        listed = b"".join(os.fsencode(files[name]) + b"\n" for name in plain)
+        answer = await self._git("hash-object", "-w", "--no-filters", "--stdin-paths", data=listed)
+        blobs = dict(zip(plain, answer.decode().split(), strict=True))
+        for name in odd:
+            path = files[name]
+            content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+            blobs[name] = (await self._git("hash-object", "-w", "--stdin", data=content)).decode().strip()
+        entries = b"".join(
+            f"{_mode(files[name])} {blob}\t".encode() + os.fsencode(name) + b"\0"
+            for name, blob in blobs.items()
+        )
+        private = {"GIT_INDEX_FILE": str(index)}
+        await self._git("update-index", "-z", "--index-info", data=entries, extra=private)
+        return (await self._git("write-tree", extra=private)).decode().strip()
+
+    async def bundle(self, reference: str, *, since: str | None, bytes_max: int) -> bytes:
+        """What `reference` holds and `since` does not, as one file's bytes."""
+        without = [] if since is None else [f"^{_checked(since)}"]
+        return await self._git("bundle", "create", "--quiet", "-", reference, *without, bytes_max=bytes_max)
+
+    async def unbundle(self, data: bytes, reference: str) -> None:
+        """Takes in what `bundle` gave."""
+        with tempfile.TemporaryDirectory(dir=self.git_dir) as private:
+            file = Path(private) / "bundle"
+            await asyncio.to_thread(file.write_bytes, data)
+            options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules")
+            await self._git("fetch", *options, str(file), f"+{reference}:{reference}")
+
+    async def make_worktree(self, commit: str) -> None:
+        """Makes the worktree what the commit holds. What it was before is recorded under `refs/perdure/before`."""
+        async with self._lock:
+            tree = await self._tree_of_worktree()
+            latest = await self.resolve(_LATEST)
+            known = set((await self._git("ls-files", "-z", "--cached")).split(b"\0"))
+            if known != {b""}:
+                await self.commit(tree, [latest] if latest is not None else [], "before", _BEFORE)
+            wanted = set(
+                (await self._git("ls-tree", "-r", "-z", "--name-only", _checked(commit))).split(b"\0")
+            )
+            await asyncio.to_thread(_unlink, self.worktree, known - wanted)
+            await self._git("read-tree", commit)
+            await self._git("checkout-index", "--all", "--force", "--quiet", "--index")
+            await self.point(_LATEST, commit)
+
+    async def count(self, commit: str) -> int:
+        """How many files and links it holds."""
+        listed = await self._git("ls-tree", "-r", "-z", "--name-only", _checked(commit))
+        return listed.count(b"\0")
+
     async def pin_baseline(self, run_id: str, commit: str) -> None:
         """Remembers, and keeps alive, the commit that a run began from. The first one stays."""
         reference = _baseline(run_id)
         async with self._lock:
-            if await self._resolve(reference) is None:
+            if await self.resolve(reference) is None:
                 await self._git("update-ref", reference, _checked(commit))
 
     async def baseline(self, run_id: str) -> str | None:
         """The commit that the run began from."""
-        return await self._resolve(_baseline(run_id))
+        return await self.resolve(_baseline(run_id))
 
     async def unpin_baseline(self, run_id: str) -> None:
         """Forgets it (the run is deleted). Idempotent."""
@@ -109,7 +173,7 @@ class HiddenRepository:
             await self._git("update-ref", "-d", _baseline(run_id))
 
     async def has(self, commit: str) -> bool:
-        return await self._resolve(f"{_checked(commit)}^{{commit}}") is not None
+        return await self.resolve(f"{_checked(commit)}^{{commit}}") is not None
 
     async def diff(
         self, from_commit: str, path: str | None = None, *, bytes_max: int = _DIFF_BYTES_MAX
@@ -192,7 +256,7 @@ class HiddenRepository:
             os.fsencode(entry.path) for entry in listing.entries if entry.kind in kept and _recordable(entry)
         ]
 
-    async def _resolve(self, name: str) -> str | None:
+    async def resolve(self, name: str) -> str | None:
         raw = await self._git(
             "rev-parse", "--verify", "--quiet", "--end-of-options", name, accepted=(0, 1, 128)
         )
@@ -289,6 +353,21 @@ def _recordable(entry: Entry) -> bool:
     """Git refuses these names, and one of them would spoil the snapshot of all others."""
     names = entry.path.casefold().split("/")
     return ".git" not in names and not (entry.kind is FileKind.SYMLINK and names[-1] == ".gitmodules")
+
+
+def _mode(path: Path) -> str:
+    if path.is_symlink():
+        return "120000"
+    return "100755" if path.stat().st_mode & 0o100 else "100644"
+
+
+def _unlink(worktree: Path, names: set[bytes]) -> None:
+    """Removes files and links; what is gone already, or lies behind a link by now, is passed over."""
+    for name in names - {b""}:
+        path = worktree / os.fsdecode(name)
+        within = [parent for parent in path.parents if parent != worktree and parent.is_relative_to(worktree)]
+        if not any(parent.is_symlink() for parent in within):
+            path.unlink(missing_ok=True)
 
 
 async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:

@@ -5,6 +5,7 @@ so the hidden folder beside the workspaces cannot collide with one).
 """
 
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -47,3 +48,19 @@ def place_of(root: Path, name: str, *, tenant: str | None = None) -> WorkspacePl
 def undo_folder(place: WorkspacePlace) -> Path:
     """Where a change of several files keeps what was there before."""
     return place.git_dir.with_name(f"{place.key}.undo")
+
+
+def root_id(root: Path, fresh: str) -> str:
+    """What names the folder of all workspaces, for ever: `fresh` if it has no name yet. Blocking."""
+    file = root / HIDDEN_FOLDER / "root-id"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(f".{fresh}")
+    temporary.write_text(fresh)
+    try:
+        # A link appears whole or not at all, and only one of several hosts that start at once makes it.
+        os.link(temporary, file)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+    return file.read_text()

@@ -28,3 +28,17 @@ async def test_a_name_can_be_given_other_bytes(bus: Bus) -> None:
 
 async def test_an_unknown_name_has_no_bytes(bus: Bus) -> None:
     assert await bus.store("blobs").get("never/put") is None
+
+
+async def test_names_are_listed_and_removed_with_their_bytes(bus: Bus) -> None:
+    store, mark = bus.store("workspaces"), f"listed {next(_numbers)}"
+    names = [f"{mark}/ä", f"{mark}/b", f"{mark}/c..d"]
+    for name in names:
+        await store.put(name, b"x" * 300_000)
+    assert await store.names(f"{mark}/") == sorted(names)
+    for _ in range(2):
+        await store.remove(names[0])
+    assert await store.get(names[0]) is None
+    assert await store.names(f"{mark}/") == sorted(names[1:])
+    await store.put(names[0], b"again")
+    assert await store.get(names[0]) == b"again"

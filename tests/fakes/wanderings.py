@@ -22,6 +22,7 @@ from services.executor.decision.decide import (
     Do,
     Env,
     ReadResult,
+    Save,
     SpawnChild,
     Summarise,
     Verify,
@@ -156,6 +157,9 @@ class Wandering:
                         round=pending.round, status=verdict, checks=[], feedback=self._text()
                     )
                 )
+            case Save():
+                problem = "no room" if self._pick(3) == 0 else None
+                yield from self._happen(e.WorkspaceSnapshotted(commit="c", changed=1, problem=problem))
             case _:
                 assert_never(activity)
 

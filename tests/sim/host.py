@@ -37,6 +37,7 @@ from libs.contracts.tools import (
     VERIFY_FILES,
     VERIFY_SNAPSHOT,
     WORKSPACE_ATTACH,
+    WORKSPACE_SNAPSHOT,
     HostCatalog,
     Refusal,
     Semantics,
@@ -110,6 +111,10 @@ class _Tools:
             return await self._attach(call)
         if call.workspace_id not in self._held:
             return refused(call, Refusal.NOT_MY_WORKSPACE)
+        if call.name == WORKSPACE_SNAPSHOT:
+            # Every machine of the simulation sees the same disks; what counts is that it is asked and recorded.
+            await self._busy(stop)
+            return _done(call, "", {"snapshot": "s", "commit": "c", "chain": ["s"], "changed": 0})
         if call.name == VERIFY_FILES:
             return _facts(call, self._file_facts(call))
         if _BY_NAME.get(call.name) is not _BY_NAME["look"]:

@@ -172,6 +172,12 @@ class BlobStore:
     def get(self, name: str) -> bytes | None:
         return self._data.get(name)
 
+    def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._data if name.startswith(prefix))
+
+    def remove(self, name: str) -> None:
+        self._data.pop(name, None)
+
 
 class TwinBlobs:
     """`Blobs` of one process."""
@@ -184,3 +190,9 @@ class TwinBlobs:
 
     async def get(self, name: str) -> bytes | None:
         return await self._link.call("blob.get", name, lambda: self._store.get(name))
+
+    async def names(self, prefix: str = "") -> list[str]:
+        return await self._link.call("blob.names", prefix, lambda: self._store.names(prefix))
+
+    async def remove(self, name: str) -> None:
+        await self._link.call("blob.remove", name, lambda: self._store.remove(name))

@@ -22,7 +22,7 @@ from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, UserItem
 from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, RunError
 from libs.policy.decision import Policy
-from services.executor.decision import calls, waits
+from services.executor.decision import calls, saving, waits
 from services.executor.decision.limits import deadline, notice, spent, timed_out
 from services.executor.decision.stuck import circling
 from services.executor.egress.context import Compact, Exhausted, Fits, Window
@@ -47,6 +47,8 @@ class Env(NamedTuple):
     window: Callable[[RunState, bool], tuple[int, Window]]
     policy: Policy = Policy()
     spawned: frozenset[str] = frozenset()
+    # Whether a snapshot is being made.
+    saving: bool = False
     # When the tenant may use tokens again, if those of the day are used up.
     parked_until: datetime | None = None
 
@@ -86,7 +88,13 @@ class Verify(NamedTuple):
     pending: PendingVerification
 
 
-Activity = Attach | CallModel | Summarise | ReadResult | CallTool | SpawnChild | Verify
+class Save(NamedTuple):
+    """Keep the workspace as it is, with what the run has done up to this event."""
+
+    sequence: int
+
+
+Activity = Attach | CallModel | Summarise | ReadResult | CallTool | SpawnChild | Verify | Save
 
 
 class Say(NamedTuple):
@@ -147,7 +155,7 @@ def decide(state: RunState, env: Env) -> Step:
     if env.now >= deadline(state):
         return _end(env, _failed(state, *timed_out(state)))
     if _may_pause(state):
-        return _end(env, e.RunReleased(reason="suspended", waiting_for="resume"))
+        return _saved_first(state, env) or _end(env, e.RunReleased(reason="suspended", waiting_for="resume"))
     if state.files and not env.attached:
         return Do((Attach(),))  # What changed while nobody looked is named to the model before its next turn.
     open_calls = calls.unanswered(state)
@@ -182,6 +190,8 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     unsure = next((call for call in state.calls if call.uncertain is not None), None)
     if unsure is not None and state.reconciled is not None and state.reconciled.call_id == unsure.call_id:
         return _reconciled(state, env, unsure)
+    if env.saving:
+        return Do((Save(state.sequence),))  # What is being kept stands still.
     running = calls.may_run(state)
     if any(call.needs_workspace for call in running) and not env.attached:
         return Do((Attach(),))
@@ -200,7 +210,7 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     if running or unborn or told:
         activities: list[Activity] = [CallTool(call) for call in running]
         return Do((*activities, *(SpawnChild(call) for call in unborn), *(ReadResult(call) for call in told)))
-    return Do(()) if env.busy else Say(waits.suspend(state, open_calls))
+    return _saved_first(state, env) or (Do(()) if env.busy else Say(waits.suspend(state, open_calls)))
 
 
 def _works_for(state: RunState) -> bool:
@@ -247,7 +257,9 @@ def _after_failure(state: RunState, env: Env) -> Step:
             case Fits():
                 pass
     if failure.retry_at is not None:
-        return _end(env, e.RunReleased(reason="failure", retry_at=failure.retry_at, message=failure.message))
+        return _saved_first(state, env) or _end(
+            env, e.RunReleased(reason="failure", retry_at=failure.retry_at, message=failure.message)
+        )
     return _end(env, _failed(state, failure.error_code, failure.message))
 
 
@@ -256,7 +268,9 @@ def _next(state: RunState, env: Env) -> Step:
     if env.parked_until is not None and state.model_pending and not env.busy:
         return _park(env)
     if state.model_pending:
-        return Do((CallModel(state.iteration),))
+        kept = env.saving or saving.due(state, env.now, attached=env.attached)
+        saves = (Save(state.sequence),) if kept else ()
+        return Do((CallModel(state.iteration), *saves))
     last = state.transcript[-1] if state.transcript else None
     if isinstance(last, AssistantItem) and not state.inbox:
         return _after_final(state, env, last)
@@ -277,6 +291,13 @@ def _next(state: RunState, env: Env) -> Step:
     if _begins_in_a_workspace(state, env) and not env.attached:
         return Do((Attach(),))  # What the project says belongs into the prompt, which never changes later.
     return _ask(state, env)
+
+
+def _saved_first(state: RunState, env: Env) -> Do | None:
+    """Before a run may be away for long, or end, what it did is kept."""
+    if env.saving or saving.something_to_save(state, attached=env.attached):
+        return Do((Save(state.sequence),))
+    return None
 
 
 def _park(env: Env) -> Step:
@@ -345,16 +366,18 @@ def _after_final(state: RunState, env: Env, turn: AssistantItem) -> Step:
             # The model client has retried all that may be retried before such a turn is recorded.
             return _end(env, _failed(state, code, message))
         case Final() | RunTools():
-            return _verify_or_complete(state, turn)
+            return _verify_or_complete(state, env, turn)
 
 
-def _verify_or_complete(state: RunState, turn: AssistantItem) -> Step:
+def _verify_or_complete(state: RunState, env: Env, turn: AssistantItem) -> Step:
     verdict = state.verification
     if verdict is not None and verdict.status is not Verdict.FAILED:
         completed = e.RunCompleted(
             answer=turn.content, verification=verdict, usage=state.usage, evidence=verdict.evidence
         )
         return Say([completed])
+    if (saved := _saved_first(state, env)) is not None:
+        return saved
     number = state.verification_rounds + 1
     request = e.VerificationRequested(
         round=number,

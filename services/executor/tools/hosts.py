@@ -56,10 +56,12 @@ class Hosts:
             for spec in catalog.tools
         }
 
-    def workspace_host(self, workspace_id: str) -> HostCatalog | None:
-        """A live host for a workspace that has none: the same choice in every executor while the hosts are the same."""
-        able = [self._catalogs[boot] for boot in self._catalogs if self._catalogs[boot].workspaces]
-        return self._rendezvous(able, workspace_id)
+    def workspace_host(self, workspace_id: str, root: str = "") -> HostCatalog | None:
+        """A live host for a workspace that has none, one that finds it in its own folder (`root`) before others: the
+        same choice in every executor while the hosts are the same."""
+        able = [catalog for catalog in self._catalogs.values() if catalog.workspaces]
+        near = [catalog for catalog in able if catalog.root == root]
+        return self._rendezvous(near, workspace_id) or self._rendezvous(able, workspace_id)
 
     def offering(self, name: str, spread: str) -> HostCatalog | None:
         """A live host that offers the tool, spread over hosts by `spread` (a run id)."""

@@ -11,17 +11,30 @@ from libs.bus.ports import Bus, Draft, Liveness, LogKey
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.envelope import Event, Record, decode_events
-from libs.contracts.errors import AppendConflict
-from libs.contracts.events import WorkspaceAttached
+from libs.contracts.errors import AppendConflict, PerdureError
+from libs.contracts.events import LogEvent, WorkspaceAttached, WorkspaceSnapshotted
 from libs.contracts.ids import workspace_id
 from libs.contracts.run import RunState
-from libs.contracts.tools import WORKSPACE_ATTACH, Refusal, Semantics, ToolCall, ToolResult
+from libs.contracts.tools import (
+    WORKSPACE_ATTACH,
+    WORKSPACE_SNAPSHOT,
+    Refusal,
+    Semantics,
+    ToolCall,
+    ToolResult,
+)
 from libs.contracts.values import ProjectInstructions
+from libs.contracts.workspaces import Saved
 from services.executor.tools.calls import Calls, HostSilent
 from services.executor.tools.hosts import Hosts
 
 # Making a baseline of a large project takes its time; a host that needs longer is asked again.
 ATTACH_TIMEOUT_S = 60.0
+# Longer than git may take for an average project on a busy machine; a snapshot that takes longer is given up.
+SAVE_TIMEOUT_S = 60.0
+# Runs that share a workspace may keep it at the same time; each try is on top of what the others kept.
+_SAVE_TRIES = 4
+PROBLEM_CHARS_MAX = 500
 # Between two looks while no host can hold the workspace or its former host is only suspected to be dead.
 LOOK_AGAIN_S = 0.25
 
@@ -71,7 +84,9 @@ class Workspaces:
                 result = await self._calls.ask(self._attach_call(state, identifier), named.host)
                 match result:
                     case ToolResult(refused=None, ok=True):
-                        return self._attached(state, named, result)
+                        if named.held == named.root or await self._confirmed(state, named):
+                            return self._attached(state, named, result)
+                        continue
                     case ToolResult(refused=None | Refusal.WORKSPACE_FAULT):
                         return AttachFailed(result.output)
                     case ToolResult(refused=(Refusal.STALE_EPOCH | Refusal.RUN_NOT_LIVE) as refused):
@@ -91,37 +106,110 @@ class Workspaces:
         current = _attachment(tail)
         if current is not None and not await self._replaceable(current.host):
             return current if self._hosts.alive(current.host) else None
-        host = self._hosts.workspace_host(key.log_id)
+        held = current.held if current is not None else ""
+        host = self._hosts.workspace_host(key.log_id, held)
         if host is None:
             return None
-        body = WorkspaceAttached(workspace_id=key.log_id, host=host.boot, replica=host.replica)
-        sequence = tail.header.last + 1 if tail is not None else 1
-        event = Event(sequence, key.log_id, rfc3339(self._clock.now()), body)
-        expected = tail.header.stream_sequence if tail is not None else 0
-        try:
-            await self._bus.log.append(Draft(key, expected, [event], 0, "ATTACHED"))
-        except AppendConflict:
+        body = WorkspaceAttached(
+            workspace_id=key.log_id,
+            host=host.boot,
+            replica=host.replica,
+            root=host.root,
+            held=held or host.root,
+            saved=current.saved if current is not None else None,
+        )
+        if not await self._append(key, tail, [body]):
             return None
         self._logger.info("workspace.host_named", workspace=key.log_id, host=host.boot)
         return body
+
+    async def _confirmed(self, state: RunState, named: WorkspaceAttached) -> bool:
+        """The host has brought the workspace back: from now on the newest state lies there. Recorded before any call
+        goes to it, so that the next host knows where to look."""
+        key = LogKey(state.tenant, named.workspace_id)
+        tail = await self._bus.log.tail(key)
+        if _attachment(tail) != named:
+            return False
+        return await self._append(key, tail, [msgspec.structs.replace(named, held=named.root)])
+
+    async def save(self, state: RunState, sequence: int) -> WorkspaceSnapshotted:
+        """Have the host keep the workspace, with what the run has done up to `sequence`. Never fails: what went wrong is
+        said in the event."""
+        try:
+            return await self._save(state, sequence)
+        except PerdureError as error:
+            return self._unsaved(state, error.message)
+
+    async def _save(self, state: RunState, sequence: int) -> WorkspaceSnapshotted:
+        assert state.attachment is not None
+        key = LogKey(state.tenant, state.attachment.workspace_id)
+        for _ in range(_SAVE_TRIES):
+            tail = await self._bus.log.tail(key)
+            current = _attachment(tail)
+            if current is None or current.host != state.attachment.host:
+                return self._unsaved(state, "another host holds the workspace by now")
+            chain = current.saved.chain if current.saved is not None else []
+            call = self._internal(state, key.log_id, WORKSPACE_SNAPSHOT, {"chain": chain}, SAVE_TIMEOUT_S)
+            result = await self._calls.ask(call, current.host)
+            if not isinstance(result, ToolResult):
+                return self._unsaved(state, "its host does not answer")
+            if result.refused is not None or not result.ok:
+                return self._unsaved(state, result.output or f"its host refused: {result.refused}")
+            kept = msgspec.convert(result.metadata, _KeptAnswer)
+            saved = Saved(
+                snapshot=kept.snapshot,
+                commit=kept.commit,
+                chain=kept.chain,
+                run_id=state.run_id,
+                at_sequence=sequence,
+            )
+            event = WorkspaceSnapshotted(commit=kept.commit, changed=kept.changed, saved=saved)
+            newest = msgspec.structs.replace(current, saved=saved)
+            if await self._append(key, tail, [event, newest]):
+                self._logger.info("workspace.saved", workspace=key.log_id, snapshot=kept.snapshot)
+                return event
+        return self._unsaved(state, "other runs keep the same workspace all the time")
+
+    def _unsaved(self, state: RunState, problem: str) -> WorkspaceSnapshotted:
+        self._logger.warning("workspace.not_saved", run_id=state.run_id, problem=problem)
+        return WorkspaceSnapshotted(commit="", changed=0, problem=problem[:PROBLEM_CHARS_MAX])
+
+    async def _append(self, key: LogKey, tail: Record | None, bodies: list[LogEvent]) -> bool:
+        """Append to the workspace's own log on top of `tail`; whether nobody was faster."""
+        sequence = tail.header.last + 1 if tail is not None else 1
+        at = rfc3339(self._clock.now())
+        events = [Event(sequence + index, key.log_id, at, body) for index, body in enumerate(bodies)]
+        expected = tail.header.stream_sequence if tail is not None else 0
+        try:
+            await self._bus.log.append(Draft(key, expected, events, 0, "ATTACHED"))
+        except AppendConflict:
+            return False
+        return True
 
     async def _replaceable(self, boot: str) -> bool:
         return not self._hosts.alive(boot) and await self._liveness.declare_dead_if_gone(boot)
 
     def _attach_call(self, state: RunState, identifier: str) -> ToolCall:
         baseline = state.attachment.baseline if state.attachment is not None else None
+        arguments: dict[str, object] = {"baseline": baseline, "files": state.files}
+        return self._internal(state, identifier, WORKSPACE_ATTACH, arguments, ATTACH_TIMEOUT_S)
+
+    def _internal(
+        self, state: RunState, identifier: str, name: str, arguments: dict[str, object], timeout_s: float
+    ) -> ToolCall:
+        """A call of the runtime itself to the host of the workspace."""
         return ToolCall(
             tenant=state.tenant,
             run_id=state.run_id,
-            call_id=WORKSPACE_ATTACH,
+            call_id=name,
             attempt=state.attempt,
             epoch=state.epoch,
-            name=WORKSPACE_ATTACH,
-            arguments={"baseline": baseline, "files": state.files},
+            name=name,
+            arguments=arguments,
             semantics=Semantics.READ_ONLY,
-            idempotency_key=f"{state.run_id}:{WORKSPACE_ATTACH}:{state.attempt}",
+            idempotency_key=f"{state.run_id}:{name}:{state.attempt}",
             not_after="",
-            timeout_s=ATTACH_TIMEOUT_S,
+            timeout_s=timeout_s,
             output_chars_max=state.limits.max_tool_output_chars,
             workspace=state.workspace,
             workspace_id=identifier,
@@ -134,8 +222,11 @@ class Workspaces:
             return Attached(named.host, None)
         event = msgspec.structs.replace(
             named,
+            held=named.root,
+            snapshot=answer.snapshot,
             baseline=answer.baseline,
             changed=answer.changed,
+            lost=answer.lost,
             # They are of use once, before the model is asked for the first time.
             instructions=answer.instructions if known is None and state.iteration == 0 else None,
         )
@@ -146,10 +237,19 @@ class _AttachAnswer(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str | None = None
     changed: list[str] = []
     instructions: ProjectInstructions | None = None
+    snapshot: str | None = None
+    lost: list[str] = []
+
+
+class _KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    snapshot: str
+    commit: str
+    chain: list[str]
+    changed: int
 
 
 def _attachment(tail: Record | None) -> WorkspaceAttached | None:
-    """The attachment that a workspace's newest record says; its log holds nothing else so far."""
+    """The attachment that a workspace's newest record ends with, as every record of its log does."""
     if tail is None:
         return None
     body = decode_events(tail)[-1].body

@@ -1,0 +1,80 @@
+"""What is said of workspaces: which host holds one, and what was kept of it. And what all events share.
+
+Invariant: a snapshot exists for readers only once its event is in a log; the newest record of a workspace's own log says
+all that a host needs to hold it.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from libs.contracts.values import ProjectInstructions
+
+
+class EventBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What all events share. `type` is the public name; `life` marks those that change who must act next."""
+
+    type: ClassVar[str]
+    life: ClassVar[bool] = False
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a workspace in the object store. `chain`: the snapshots that bring it back, the first one whole and
+    each later one on top of the one before; the last is this one. It holds what run `run_id` had done up to its event
+    `at_sequence`, and all that stood in the workspace then. `commit` is what it holds, as verifications name it."""
+
+    snapshot: str
+    commit: str
+    chain: list[str]
+    run_id: str
+    at_sequence: int
+
+
+class WorkspaceAttached(EventBody, frozen=True, kw_only=True):
+    """Which host holds the workspace: in its own log, then in the run's.
+
+    `baseline`: commit at the run's first attach, `instructions`: the project's own, as they were then. `root` names the
+    folder that the host keeps workspaces in, `held` the one where the newest state of this workspace lies: when they
+    differ, the host brings back `saved`. For the run's log: `changed` files and `lost` effects, which may be missing.
+    """
+
+    type = "workspace.attached"
+
+    workspace_id: str
+    host: str
+    replica: str
+    snapshot: str | None = None
+    baseline: str | None = None
+    changed: list[str] = []
+    instructions: ProjectInstructions | None = None
+    root: str = ""
+    held: str = ""
+    saved: Saved | None = None
+    lost: list[str] = []
+
+
+class WorkspaceSnapshotted(EventBody, frozen=True, kw_only=True):
+    """The workspace was kept as `saved` says; `changed` paths differ from the snapshot before. With a `problem` it was
+    not, and the run goes on without."""
+
+    type = "workspace.snapshotted"
+
+    commit: str
+    changed: int
+    saved: Saved | None = None
+    problem: str | None = None
+
+
+def objects_of(workspace_id: str, chain: Sequence[str]) -> list[str]:
+    """The names of the objects in `<p>-workspaces` that a chain of snapshots needs, in order."""
+    befores = [None, *chain[:-1]]
+    return [
+        f"{workspace_id}/{link}" if before is None else f"{workspace_id}/{before}..{link}"
+        for before, link in zip(befores, chain, strict=True)
+    ]
+
+
+def workspace_of(name: str) -> str:
+    """The workspace that an object is of."""
+    return name.partition("/")[0]

@@ -1,0 +1,138 @@
+"""Snapshots of workspaces in the object store, and how a workspace is brought back from one (ADR 14).
+
+Invariant: a snapshot is named to anybody only after its bundle was stored and read back; bringing one back loses nothing
+that stood in the folder before, because that is recorded in the hidden repository first.
+
+A snapshot is a commit of its own behind the one of the worktree. Its tree holds what git has no place for: empty folders,
+permissions beyond the execute bit, and everything in `.git` of the user's own repositories, under names that git takes.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from libs.bus.ports import Blobs
+from libs.contracts.errors import PerdureError
+from libs.contracts.workspaces import objects_of
+from services.toolhost.errors import RepositoryFault
+from services.toolhost.extras import Extras, found_extras, hidden, put_extras
+from services.toolhost.repository import HiddenRepository
+
+# What one message-sized read after another brings back within an attach; a history that outgrew it stays on its machine.
+BUNDLE_BYTES_MAX = 256 << 20
+# Bundles that a return goes through. A whole one costs as much as the history is long, so it comes now and then.
+CHAIN_MAX = 32
+_KEPT = "refs/perdure/kept"
+_EXTRAS = "extras.json"
+_GIT_FOLDERS = "git"
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What was kept: `snapshot` is the commit of all, `commit` the worktree's; `chain` as in `workspaces.Saved`."""
+
+    snapshot: str
+    commit: str
+    chain: list[str]
+    changed: int
+    bundle_bytes: int = 0
+
+
+class Snapshots:
+    """Keeps workspaces in the object store `<p>-workspaces` and brings them back."""
+
+    def __init__(self, store: Blobs) -> None:
+        self._store = store
+        # By hidden repository: the tree of extras and what it was made of. A small entry for each workspace of the host.
+        self._trees: dict[Path, tuple[str, str]] = {}
+
+    async def keep(self, repository: HiddenRepository, workspace_id: str, chain: Sequence[str]) -> Kept:
+        """Store the workspace as it is, on top of the snapshots that are stored already. Raises `ToolFailure`."""
+        former = chain[-1] if chain and await repository.has(chain[-1]) else None
+        worktree = await repository.snapshot("snapshot")
+        tree = await self._extras_tree(repository)
+        if former is not None:
+            known = [await repository.resolve(f"{former}{part}") for part in ("^1", "^{tree}")]
+            if known == [worktree.commit, tree]:
+                return Kept(snapshot=former, commit=worktree.commit, chain=list(chain), changed=0)
+        parents = [worktree.commit, *([former] if former is not None else [])]
+        snapshot = await repository.commit(tree, parents, "kept", _KEPT)
+        extends = former is not None and len(chain) < CHAIN_MAX
+        data = await repository.bundle(_KEPT, since=former if extends else None, bytes_max=BUNDLE_BYTES_MAX)
+        links = [*chain, snapshot] if extends else [snapshot]
+        name = objects_of(workspace_id, links)[-1]
+        try:
+            await self._store.put(name, data)
+            stored = await self._store.get(name)
+        except PerdureError as error:
+            raise RepositoryFault(f"the snapshot could not be stored: {error.message}") from error
+        if stored != data:
+            raise RepositoryFault("the snapshot was stored and cannot be read back")
+        changed = (
+            len(await repository.changed_paths(f"{await repository.resolve(f'{former}^1')}", worktree.commit))
+            if former is not None
+            else await repository.count(worktree.commit)
+        )
+        return Kept(
+            snapshot=snapshot,
+            commit=worktree.commit,
+            chain=links,
+            changed=changed,
+            bundle_bytes=len(data),
+        )
+
+    async def bring_back(
+        self,
+        repository: HiddenRepository,
+        workspace_id: str,
+        chain: Sequence[str],
+        snapshot: str | None = None,
+    ) -> str:
+        """Make the folder what it was: at the end of the chain, or at an older `snapshot`, which every whole bundle
+        holds too. Gives the commit of the worktree. What stands in the folder is recorded before (`refs/perdure/before`);
+        what snapshots never hold (`BULK_FOLDERS`, pipes) stays. Raises `ToolFailure`; safe to repeat.
+
+        For a fork, `repository` is another workspace's and `workspace_id` the one that the snapshot is of."""
+        for link, name in zip(chain, objects_of(workspace_id, chain), strict=True):
+            if not await repository.has(link):
+                await repository.unbundle(await self._fetched(name), _KEPT)
+            if not await repository.has(link):
+                raise RepositoryFault(f"the object {name} does not hold the snapshot that it is named by")
+            # What comes on top of it is taken only where a reference leads to it.
+            await repository.point(_KEPT, link)
+        wanted = snapshot or chain[-1]
+        commit = await repository.resolve(f"{wanted}^1")
+        if commit is None:
+            raise RepositoryFault(f"snapshot {wanted} is not in the chain that ends with {chain[-1]}")
+        raw = await repository.file_at(wanted, _EXTRAS)
+        extras = msgspec.json.decode(raw or b"{}", type=Extras)
+        await repository.make_worktree(commit)
+        with tempfile.TemporaryDirectory(dir=repository.git_dir) as aside:
+            folder = Path(aside) / "extras"
+            await repository.checkout(wanted, folder)
+            former = repository.git_dir.with_suffix(".before") / wanted
+            await asyncio.to_thread(put_extras, repository.worktree, folder / _GIT_FOLDERS, extras, former)
+        return commit
+
+    async def _extras_tree(self, repository: HiddenRepository) -> str:
+        """The tree of what git has no place for."""
+        found = await asyncio.to_thread(found_extras, repository.worktree)
+        known = self._trees.get(repository.git_dir)
+        if known is not None and known[0] == found.print:
+            return known[1]
+        with tempfile.TemporaryDirectory(dir=repository.git_dir) as aside:
+            manifest = Path(aside) / _EXTRAS
+            manifest.write_bytes(msgspec.json.encode(found.extras))
+            files = {f"{_GIT_FOLDERS}/{hidden(path)}": repository.worktree / path for path in found.files}
+            tree = await repository.tree_of({_EXTRAS: manifest, **files}, Path(aside) / "index")
+        self._trees[repository.git_dir] = (found.print, tree)
+        return tree
+
+    async def _fetched(self, name: str) -> bytes:
+        # A bus that is away is no fault of the snapshot: then the workspace is asked for again.
+        data = await self._store.get(name)
+        if data is None:
+            raise RepositoryFault(f"the snapshot's object {name} is not there")
+        return data

@@ -1,0 +1,79 @@
+"""What snapshots leave behind: of each workspace its newest chain stays, of a deleted run's own one nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.dev.nats_server import NatsServer
+from libs.bus.ports import Bus, Draft, LogKey
+from libs.contracts import events as e
+from libs.contracts.clock import rfc3339
+from libs.contracts.envelope import Event, decode_events
+from libs.contracts.ids import SHARDS, workspace_id
+from libs.contracts.workspaces import Saved, objects_of
+from tests.fakes.waiting import eventually
+from tests.service.scheduler_peers import CLOCK, QUICK, Deployment, scheduler
+
+TIMING = QUICK._replace(journals_s=0.1, snapshot_kept_s=0.3)
+
+
+@pytest.fixture
+def place(nats_node: NatsServer, bus: Bus) -> Deployment:
+    return Deployment(nats_node, bus)
+
+
+async def keep(bus: Bus, name: str, chain: list[str]) -> LogKey:
+    """What an owner appends once a host has stored a snapshot, and its object."""
+    key = LogKey("local", workspace_id(SHARDS, "local", name))
+    for each in objects_of(key.log_id, chain):
+        await bus.store("workspaces").put(each, each.encode())
+    tail = await bus.log.tail(key)
+    saved = Saved(snapshot=chain[-1], commit="c", chain=chain, run_id="run", at_sequence=1)
+    body = e.WorkspaceAttached(workspace_id=key.log_id, host="b", replica="r", saved=saved)
+    sequence, expected = (tail.header.last + 1, tail.header.stream_sequence) if tail is not None else (1, 0)
+    event = Event(sequence, key.log_id, rfc3339(CLOCK.now()), body)
+    await bus.log.append(Draft(key, expected, [event], 0, "ATTACHED"))
+    return key
+
+
+async def test_only_the_newest_chain_of_a_workspace_stays(place: Deployment) -> None:
+    bus, store = place.bus, place.bus.store("workspaces")
+    other = await keep(bus, "other", ["x", "y"])
+    await keep(bus, "project", ["a", "b"])
+    key = await keep(bus, "project", ["c", "d"])
+    await store.put(f"{key.log_id}/never-said", b"of a host that died")
+    wanted = sorted([*objects_of(key.log_id, ["c", "d"]), *objects_of(other.log_id, ["x", "y"])])
+
+    async def only_those() -> bool:
+        return await store.names() == wanted
+
+    async with scheduler(place, timing=TIMING):
+        await eventually(only_those, "what is outdated is gone")
+
+        async def one_record() -> bool:
+            return len(await bus.log.read(key)) == 1
+
+        await eventually(one_record, "so are the records")
+    (record,) = await bus.log.read(key)
+    newest = decode_events(record)[-1].body
+    assert isinstance(newest, e.WorkspaceAttached)
+    assert newest.saved is not None
+    assert newest.saved.chain == ["c", "d"]
+    # The log goes on behind what was removed.
+    assert (await keep(bus, "project", ["c", "d", "e"])) == key
+
+
+async def test_of_a_deleted_runs_own_workspace_nothing_stays(place: Deployment) -> None:
+    run, store = await place.create(start=False), place.bus.store("workspaces")
+    key = await keep(place.bus, run.log_id, ["a"])
+    await keep(place.bus, "shared", ["s"])
+    await place.cancel(run)
+    await place.command(run, e.RunDeleted(body_hash="0", by="test"))
+
+    async def gone() -> bool:
+        return not [name for name in await store.names() if name.startswith(key.log_id)]
+
+    async with scheduler(place, timing=TIMING):
+        await eventually(gone, "its snapshots are gone")
+    assert await place.bus.log.tail(key) is None
+    assert len(await store.names()) == 1
