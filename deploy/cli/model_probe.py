@@ -12,18 +12,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from deploy.cli.terminal import one_line
 from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.transcript import AssistantItem, ToolItem
 from libs.contracts.values import ModelToolCall
 from services.executor.egress.history import History
-from services.executor.egress.request import ModelFailure, ModelRequest, Post, Profile
+from services.executor.egress.profile import Profile
+from services.executor.egress.request import ModelFailure, ModelRequest, Post, unseen
 from services.executor.egress.toolset import toolset
 from services.executor.endpoint.completion import Model
 from services.executor.endpoint.faults import Refused, Unreachable
 from services.executor.ingress.spoken import has_calls
-from services.executor.ingress.turn import Delta, ModelTurn
+from services.executor.ingress.turn import ModelTurn
 
 CHECKS = ("Connection", "Text completion", "Streaming", "Function calling", "Tool round trip")
 # A model may decide not to call; one that does not twice in a row, when it is told to, will not in a run either.
@@ -173,7 +175,7 @@ class Probe:
             return Finding(name, False, f"the answer has no text ({more}); choose another model")
         usage = said.usage
         counted = "no usage reported, so tokens are estimated" if usage.estimated else "usage reported"
-        return Finding(name, True, f"{_shown(said.content)} ({counted})")
+        return Finding(name, True, f"{one_line(said.content, _SHOWN_CHARS)} ({counted})")
 
     def _streaming(self, name: str, seen: _Seen, said: "ModelTurn | _Failed") -> Finding:
         if isinstance(said, _Failed):
@@ -220,7 +222,7 @@ class Probe:
                 )
             if _WORD in said.content.lower():
                 return Finding(name, True, "the model used the tool's result")
-            told = "it called again" if said.calls else _shown(said.content)
+            told = "it called again" if said.calls else one_line(said.content, _SHOWN_CHARS)
         return Finding(
             name,
             False,
@@ -246,7 +248,7 @@ class Probe:
         )
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._model.complete(request, _unheard)
+                return await self._model.complete(request, unseen)
         except ModelFailure as failure:
             return _Failed(failure.message, late="ReadTimeout" in seen.unreachable)
         except TimeoutError:
@@ -272,10 +274,6 @@ class _Failed(NamedTuple):
     late: bool = False
 
 
-async def _unheard(attempt: int, delta: Delta) -> None:
-    """Text is looked at when it is whole."""
-
-
 def _answer(call: ModelToolCall) -> ToolItem:
     output = f"perdure (the word of the day is {_WORD})"
     return ToolItem(call_id=call.call_id, name=call.name, ok=True, output=output)
@@ -285,13 +283,13 @@ def _call_problem(turn: ModelTurn) -> str:
     """What is wrong with the calls of a turn that was asked for one; empty: nothing."""
     if not turn.calls:
         if has_calls(turn.content) or '"arguments"' in turn.content or f'"{_ECHO.name}"' in turn.content:
-            return f"the model wrote the call into its text, and the server did not make a call of it ({_shown(turn.content)})"
-        return f"the model answered in words instead of calling the tool ({_shown(turn.content)})"
+            return f"the model wrote the call into its text, and the server did not make a call of it ({one_line(turn.content, _SHOWN_CHARS)})"
+        return f"the model answered in words instead of calling the tool ({one_line(turn.content, _SHOWN_CHARS)})"
     call = turn.calls[0]
     if call.problem is not None:
         return f"the arguments of the call cannot be read ({call.problem})"
     if call.name != _ECHO.name or not isinstance((call.arguments or {}).get("text"), str):
-        return f"the model called {call.name} with {_shown(msgspec.json.encode(call.arguments).decode())}, which nobody offered"
+        return f"the model called {call.name} with {one_line(msgspec.json.encode(call.arguments).decode(), _SHOWN_CHARS)}, which nobody offered"
     return ""
 
 
@@ -306,8 +304,3 @@ def _network_advice(reason: str) -> str:
     if re.search(r"refused|attempts failed", reason, re.IGNORECASE):
         return "nothing listens there: start the server, or correct OPENAI_BASE_URL"
     return "check OPENAI_BASE_URL, the network, and a proxy in between"
-
-
-def _shown(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= _SHOWN_CHARS else f"{flat[: _SHOWN_CHARS - 1]}…"

@@ -10,7 +10,7 @@ from libs.contracts.values import ProjectInstructions
 from libs.contracts.visible import visible
 from services.toolhost.errors import FileMissing, FileTooLarge, ToolFailure
 from services.toolhost.guard import WorkspaceGuard
-from services.toolhost.tools.edits import BOM
+from services.toolhost.tools.lines import BOM
 
 FILE = "AGENTS.md"
 # Instructions are read by people too; what is larger is something else.

@@ -266,7 +266,7 @@ async def test_an_endpoint_that_wants_the_reasoning_back_gets_it() -> None:
         assert peer.model.profile().reasoning
 
 
-async def test_a_lesson_that_does_not_help_is_not_learned_for_ever() -> None:
+async def test_what_was_learned_and_does_not_help_is_not_kept() -> None:
     answer = refused(400, "stream_options, reasoning_content: both are wrong")
     async with talking(answer) as peer:
         with pytest.raises(ModelFailure):

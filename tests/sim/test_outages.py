@@ -23,7 +23,7 @@ from libs.contracts.clock import rfc3339
 from libs.contracts.subjects import catalog_key
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import HostCatalog, JournalState, Semantics, ToolCall, ToolResult
-from services.executor.tools.calls import SILENCES_MAX, Calls
+from services.executor.tools.calls import UNANSWERED_MAX, Calls
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.workspace import ATTACH_TIMEOUT_S, AttachUnanswered, Workspaces
 from tests.sim.clock import SimClock
@@ -91,8 +91,8 @@ def test_a_living_host_that_does_not_answer_is_left_alone_after_a_few_questions(
             watching.cancel()
             assert found == AttachUnanswered(host.boot)
 
-    told(story, at_most_s=SILENCES_MAX * 2 * ATTACH_TIMEOUT_S)
-    assert len(asked) == SILENCES_MAX
+    told(story, at_most_s=UNANSWERED_MAX * 2 * ATTACH_TIMEOUT_S)
+    assert len(asked) == UNANSWERED_MAX
 
 
 def _runs(bus: TwinBus, clock: SimClock) -> Runs:

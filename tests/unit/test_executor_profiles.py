@@ -21,8 +21,8 @@ LONG = "mcp_" + "server.with.dots_" * 6
 
 
 def taught(profile: Profile, words: str, status: int = 400) -> Profile | None:
-    lesson = learned(profile, status, f'{{"error":{{"message":"{words}"}}}}')
-    return lesson.profile if lesson is not None else None
+    found = learned(profile, status, f'{{"error":{{"message":"{words}"}}}}')
+    return found.profile if found is not None else None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_refusal_that_names_nothing_of_ours_teaches_nothing(words: str) -> Non
     assert taught(Profile(), words) is None
 
 
-def test_a_lesson_is_taught_by_a_400_and_once_in_a_call() -> None:
+def test_a_refused_request_teaches_a_thing_once_in_a_call() -> None:
     assert taught(Profile(), "stream_options", status=500) is None
     assert taught(Profile(include_usage=False), "stream_options") is None
     words = "reasoning_content"

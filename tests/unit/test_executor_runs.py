@@ -10,7 +10,7 @@ from libs.contracts.run import RunState
 from libs.contracts.transcript import AssistantItem
 from services.executor.egress.body import body
 from services.executor.egress.history import History, messages
-from services.executor.egress.profile import Lesson, Profile, learned
+from services.executor.egress.profile import Learned, Profile, learned
 from services.executor.egress.request import ModelRequest
 from tests.fakes.transcripts import SYSTEM, TOOLS
 from tests.fakes.wanderings import Wandering
@@ -38,10 +38,10 @@ def accepted(state: RunState, rules: frozenset[str]) -> bool:
     """Whether an endpoint with these rules takes a request in this state, once it has taught what it wants."""
     profile, known = Profile(), frozenset[str]()
     while (said := refusal(request_for(state, History(SYSTEM), profile), rules)) is not None:
-        lesson: Lesson | None = learned(profile, 400, said, known)
-        if lesson is None:
+        taught: Learned | None = learned(profile, 400, said, known)
+        if taught is None:
             return False
-        profile, known = lesson.profile, known | {lesson.about}
+        profile, known = taught.profile, known | {taught.about}
     return True
 
 

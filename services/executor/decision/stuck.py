@@ -24,6 +24,7 @@ import msgspec
 from libs.contracts.run import RunState
 from libs.contracts.transcript import AssistantItem, Item, ToolItem, UserItem
 from libs.contracts.values import ModelToolCall
+from services.executor.ingress.text import one_line
 
 REPEATED_MAX = 4
 ALTERNATING_MAX = 6
@@ -183,15 +184,14 @@ def _encoded(arguments: dict[str, object]) -> str:
 def _shown(step: _Step) -> str:
     """A step for people, and for the model."""
     if not step.turn.calls:
-        return _clipped(step.turn.content)
+        return one_line(step.turn.content, _SHOWN_CHARS_MAX)
     call = step.turn.calls[0]
     arguments = call.raw_arguments or "" if call.arguments is None else _encoded(call.arguments)
     more = f" and {len(step.turn.calls) - 1} more" if len(step.turn.calls) > 1 else ""
     result = step.results.get(call.call_id)
-    seen = "" if result is None else f" → {'' if result.ok else 'error: '}{_clipped(result.output)}"
-    return f"{call.name} {_clipped(arguments)}{more}{seen}"
-
-
-def _clipped(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= _SHOWN_CHARS_MAX else flat[: _SHOWN_CHARS_MAX - 1] + "…"
+    seen = (
+        ""
+        if result is None
+        else f" → {'' if result.ok else 'error: '}{one_line(result.output, _SHOWN_CHARS_MAX)}"
+    )
+    return f"{call.name} {one_line(arguments, _SHOWN_CHARS_MAX)}{more}{seen}"

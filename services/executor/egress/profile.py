@@ -71,20 +71,20 @@ def profile_of(profiles: Profiles, model: str) -> Profile:
     return profiles.get(model) or profiles.get(ANY_MODEL) or _PLAIN
 
 
-class Lesson(NamedTuple):
+class Learned(NamedTuple):
     about: str
     profile: Profile
 
 
-def learned(profile: Profile, status: int, body: str, known: frozenset[str] = frozenset()) -> Lesson | None:
+def learned(profile: Profile, status: int, body: str, known: frozenset[str] = frozenset()) -> Learned | None:
     """What a refusal teaches: a profile that differs in one thing that is not in `known`, or nothing."""
     if status not in (400, 422):
         return None
     said = body.lower()
-    for about, teach in _LESSONS.items():
+    for about, teach in _TEACHERS.items():
         changes = teach(profile, said) if about not in known else None
         if changes:
-            return Lesson(about, msgspec.structs.replace(profile, **changes))
+            return Learned(about, msgspec.structs.replace(profile, **changes))
     return None
 
 
@@ -167,7 +167,7 @@ def _names(profile: Profile, said: str) -> _Changes:
 
 
 # The first that fits; the ones that look for a name of ours come before those that go by the wording.
-_LESSONS = {
+_TEACHERS = {
     "usage": _usage,
     "reasoning": _reasoning,
     "output": _output,

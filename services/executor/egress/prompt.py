@@ -10,7 +10,7 @@ from typing import assert_never
 from libs.contracts.checks import Check, CommandCheck, DiffCheck, FileCheck, TestsCheck
 from libs.contracts.tasks import TaskSpec
 from libs.contracts.values import ProjectInstructions
-from services.executor.ingress.text import clipped
+from services.executor.ingress.text import clipped, one_line
 
 _CORE = """\
 You are an autonomous agent. Carry out the user's goal to its end with the tools you are given, without asking for \
@@ -149,8 +149,7 @@ def shown(check: Check) -> str:
             line = f"the change {' and '.join(wishes)}" if wishes else "the change"
         case _:
             assert_never(check)
-    flat = " ".join(line.split())
-    return flat if len(flat) <= _CHECK_CHARS_MAX else f"{flat[: _CHECK_CHARS_MAX - 1]}…"
+    return one_line(line, _CHECK_CHARS_MAX)
 
 
 def _project(project: ProjectInstructions, chars_max: int) -> str:

@@ -39,7 +39,7 @@ from services.executor.ingress.spoken import with_spoken_calls
 from services.executor.ingress.turn import ModelTurn, TurnBuilder, WireFault
 
 # A request is written anew this often at most; each time about something else.
-_LESSONS_MAX = 6
+_LEARNED_MAX = 6
 _RATE_LIMITED = 429
 
 _log = get_logger("completion")
@@ -198,13 +198,13 @@ class Model:
             refused = outcome if isinstance(outcome, Refused) else refusal_in(outcome)
             if refused is not None:
                 fault = judge_refusal(refused, self._clock.now())
-                lesson = (
+                taught = (
                     learned(profile, refused.status, refused.body, known) if fault.kind == "final" else None
                 )
-                if lesson is None or len(known) >= _LESSONS_MAX:
+                if taught is None or len(known) >= _LEARNED_MAX:
                     return fault
-                profile, known = lesson.profile, known | {lesson.about}
-                _log.info("model.lesson", model=name, about=lesson.about)
+                profile, known = taught.profile, known | {taught.about}
+                _log.info("model.learned", model=name, about=taught.about)
                 continue
             if known:
                 self._profiles[name] = profile

@@ -190,7 +190,7 @@ class Talk:
         outbound = self._history.outbound(asked, expected)
 
         def render(profile: Profile) -> list[bytes]:
-            # Made anew only for a model, or after a lesson, that wants it otherwise.
+            # Made anew only for a model, or once something was learned of it, that wants it otherwise.
             return (outbound if profile == expected else self._history.outbound(asked, profile)).fragments
 
         recording = self._recorder.begin(state) if self._recorder is not None else None

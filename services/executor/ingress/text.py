@@ -34,6 +34,12 @@ def clean(value: object) -> object:
             return value
 
 
+def one_line(text: str, chars_max: int) -> str:
+    """The beginning of `text` on one line, with an ellipsis when there is more."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= chars_max else f"{flat[: chars_max - 1]}…"
+
+
 def clipped(text: str, chars_max: int) -> str:
     """`text`, or its head and tail with a note of how much is missing between them; head and tail share `chars_max`."""
     if len(text) <= chars_max:

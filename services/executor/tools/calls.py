@@ -39,7 +39,7 @@ from services.executor.tools.recovery import (
 # may have been deleted, or the host refused it.
 RESEND_S = 10.0
 # A living host that says nothing this often has a defect or too much to do; nobody waits for it for ever.
-SILENCES_MAX = 3
+UNANSWERED_MAX = 3
 # Pauses between copies for a shared tool that nobody serves grow up to this.
 RESEND_MAX_S = 120.0
 # A refusal in the journal says that nothing was started; the next attempt waits a little, so that it is no busy loop.
@@ -79,8 +79,8 @@ class Calls:
         """A READ_ONLY call to one host, by request and reply; safe to repeat on another one."""
         subject = self._bus.subjects.call_host(boot)
         body = self._encoder.encode(self._dated(call))
-        silences = 0
-        while silences < SILENCES_MAX:
+        unanswered = 0
+        while unanswered < UNANSWERED_MAX:
             try:
                 reply = await ask_living(
                     self._bus.wire,
@@ -97,7 +97,7 @@ class Calls:
             except BusUnavailable:
                 if await self._gone(boot):
                     return HostGone("it does not answer")
-                silences += 1
+                unanswered += 1
                 continue
             if reply is None:
                 return HostGone("it died before it answered")
