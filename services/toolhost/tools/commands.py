@@ -18,6 +18,8 @@ _PART_CHARS = 128 * 1024 // 4 - 1
 # Shells take the better one of those that are where the command runs, which may be an image.
 _SHELL = 'if command -v bash >/dev/null 2>&1; then exec bash -c "$@"; else exec sh -c "$@"; fi'
 _OF_PARTS = 'eval "set --; $(printf %s "$@")"'
+# The marks of what is left out and how it ended: with them an answer is still one that is not cut again.
+_MARKS_CHARS = 250
 
 
 def shell(line: str) -> list[str]:
@@ -45,7 +47,7 @@ async def run(
         directory=root,
         call_id=context.call_id,
         timeout_s=timeout_s,
-        output_bytes_max=context.output_chars_max,
+        output_bytes_max=max(context.output_chars_max - _MARKS_CHARS, context.output_chars_max // 2),
     )
     confined = context.sandbox.confine(command, root=root)
     ended = await context.processes.run(confined, on_started=context.on_started, stop=context.stop)
