@@ -9,10 +9,11 @@ from typing import Literal
 import msgspec
 
 from libs.contracts.checks import Check, CheckResult, Verdict, Verification
+from libs.contracts.eventbody import EventBody
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
 from libs.contracts.values import ModelToolCall, RunError, Usage, WireRecording
-from libs.contracts.workspaces import EventBody, WorkspaceAttached, WorkspaceSnapshotted
+from libs.contracts.workspaces import WorkspaceAttached, WorkspaceSnapshotted
 
 # --- The run's own life -----------------------------------------------------------------------------------------
 

@@ -1,22 +1,15 @@
-"""What is said of workspaces: which host holds one, and what was kept of it. And what all events share.
+"""What is said of workspaces: which host holds one, and what was kept of it.
 
 Invariant: a snapshot exists for readers only once its event is in a log; the newest record of a workspace's own log says
 all that a host needs to hold it.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
+from libs.contracts.eventbody import EventBody
 from libs.contracts.values import ProjectInstructions
-
-
-class EventBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What all events share. `type` is the public name; `life` marks those that change who must act next."""
-
-    type: ClassVar[str]
-    life: ClassVar[bool] = False
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +39,12 @@ class WorkspaceAttached(EventBody, frozen=True, kw_only=True):
     replica: str
     snapshot: str | None = None
     baseline: str | None = None
-    changed: list[str] = []
+    changed: list[str] = msgspec.field(default_factory=list[str])
     instructions: ProjectInstructions | None = None
     root: str = ""
     held: str = ""
     saved: Saved | None = None
-    lost: list[str] = []
+    lost: list[str] = msgspec.field(default_factory=list[str])
 
 
 class WorkspaceSnapshotted(EventBody, frozen=True, kw_only=True):
