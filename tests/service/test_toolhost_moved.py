@@ -1,0 +1,92 @@
+"""A workspace that went to another machine, and what a host does that finds an outdated folder of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from libs.bus.ports import Bus, Draft, LogKey
+from libs.contracts.clock import rfc3339
+from libs.contracts.envelope import Event
+from libs.contracts.events import WorkspaceAttached
+from libs.contracts.ids import workspace_id
+from libs.contracts.tools import WORKSPACE_SNAPSHOT
+from libs.contracts.workspaces import Saved
+from tests.service.hosting_owner import TENANT, Owner, declare_dead, host_of, owned_run, toolhost
+
+
+async def name(owner: Owner, host: str, root: str, held: str, saved: Saved | None) -> None:
+    """What an owner appends to the workspace's own log."""
+    key = LogKey(TENANT, workspace_id(1, TENANT, owner.workspace))
+    tail = await owner.bus.log.tail(key)
+    sequence, expected = (tail.header.last + 1, tail.header.stream_sequence) if tail is not None else (1, 0)
+    body = WorkspaceAttached(
+        workspace_id=key.log_id, host=host, replica="r", root=root, held=held, saved=saved
+    )
+    event = Event(sequence, key.log_id, rfc3339(owner.clock.now()), body)
+    await owner.bus.log.append(Draft(key, expected, [event], 0, "ATTACHED"))
+
+
+async def root_of(bus: Bus, boot: str, known: frozenset[str]) -> str:
+    catalog = await host_of(bus, shared=False, known=known)
+    assert catalog.boot == boot
+    return catalog.root
+
+
+async def kept(owner: Owner, host: str) -> Saved:
+    call = owner.call(WORKSPACE_SNAPSHOT, {"chain": []}, WORKSPACE_SNAPSHOT)
+    result = await owner.ask(host, call)
+    assert result.ok, result
+    fields = {**result.metadata, "run_id": owner.run_id, "at_sequence": owner.folded.state.sequence}
+    return msgspec.convert(fields, Saved)
+
+
+async def test_an_outdated_folder_is_recorded_and_replaced_and_a_current_one_is_not_touched(
+    bus: Bus, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "project").mkdir(parents=True)
+    (here / "project" / "a.txt").write_text("old")
+    owner = await owned_run(bus)
+    async with toolhost(bus, here) as first:
+        home = await root_of(bus, first, frozenset())
+        await name(owner, first, home, home, None)
+        assert (await owner.ask_attach(first)).ok
+        saved = await kept(owner, first)
+    await declare_dead(bus, first)
+    async with toolhost(bus, there, known=frozenset({first})) as second:
+        away = await root_of(bus, second, frozenset({first}))
+        assert away != home
+        await name(owner, second, away, home, saved)
+        result = await owner.ask_attach(second)
+        assert result.metadata["snapshot"] == saved.snapshot
+        assert (there / "project" / "a.txt").read_text() == "old"
+        (there / "project" / "a.txt").write_text("new")
+        newer = await kept(owner, second)
+    await declare_dead(bus, second)
+    known = frozenset({first, second})
+    async with toolhost(bus, here, known=known) as third:
+        assert await root_of(bus, third, known) == home
+        await name(owner, third, home, away, newer)
+        assert (await owner.ask_attach(third)).metadata["snapshot"] == newer.snapshot
+        assert (here / "project" / "a.txt").read_text() == "new"
+        (here / "project" / "a.txt").write_text("newest")
+    await declare_dead(bus, third)
+    async with toolhost(bus, here, known=known | {third}) as fourth:
+        await name(owner, fourth, home, home, newer)
+        result = await owner.ask_attach(fourth)
+        assert (result.metadata["snapshot"], result.metadata["lost"]) == (None, [])
+        assert (here / "project" / "a.txt").read_text() == "newest"
+
+
+async def test_a_snapshot_that_is_not_there_any_more_is_a_fault_that_says_so(
+    bus: Bus, tmp_path: Path
+) -> None:
+    async with toolhost(bus, tmp_path) as host:
+        owner = await owned_run(bus)
+        lost = Saved(snapshot="a" * 40, commit="b" * 40, chain=["a" * 40], run_id=owner.run_id, at_sequence=1)
+        await name(owner, host, await root_of(bus, host, frozenset()), "elsewhere", lost)
+        result = await owner.ask_attach(host)
+        assert result.refused is not None
+        assert "is not there" in result.output
