@@ -34,6 +34,7 @@ from tests.bench.processes import rss_mb
 from tests.bench.single import iterations, starts, stream
 from tests.bench.streaming import streaming_rows
 from tests.bench.takeover import takeover_rows
+from tests.bench.tools import tool_rows
 
 _RSS_GATEWAY_MB, _RSS_SUM_MB = 90, 450
 
@@ -48,6 +49,7 @@ class Sizes(NamedTuple):
     fleets: tuple[tuple[int, int], ...]
     losses: int
     held: int
+    tools: int
 
 
 FULL = Sizes(
@@ -58,6 +60,7 @@ FULL = Sizes(
     fleets=((1, 50), (64, 20), (256, 10)),
     losses=5,
     held=2_000,
+    tools=200,
 )
 QUICK = Sizes(
     append_rounds=150,
@@ -67,6 +70,7 @@ QUICK = Sizes(
     fleets=((1, 30), (64, 8), (256, 3)),
     losses=1,
     held=200,
+    tools=50,
 )
 # A bench that is not through by then hangs.
 _WATCHDOG_S = 1200.0
@@ -133,6 +137,8 @@ async def _measured(sizes: Sizes, folder: Path, log: MergedLog, *, quick: bool) 
             rows += found
             rss[f"after {runs}"] = _rss(here)
     rows += _memory(rss)
+    _say("tools")
+    rows += await tool_rows(folder / "tools", sizes.tools)
     _say("losses")
     rows += await takeover_rows(folder / "losses", sizes.losses)
     _say("deltas and arguments")
