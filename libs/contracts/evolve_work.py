@@ -246,7 +246,9 @@ def workspace_attached(state: RunState, event: Event) -> RunState:
 
 
 def workspace_snapshotted(state: RunState, event: Event) -> RunState:
-    return _replace(state, unsaved=0, saved_at=event.at)
+    body = cast(e.WorkspaceSnapshotted, event.body)
+    failures = state.save_failures + 1 if body.problem is not None else 0
+    return _replace(state, unsaved=0, saved_at=event.at, save_failures=failures)
 
 
 def unchanged(state: RunState, _: Event) -> RunState:

@@ -273,8 +273,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     # What stands in the prompt; it never changes once the model was asked.
     project: ProjectInstructions | None = None
     files: dict[str, str] = {}
-    # Effects in the workspace since a snapshot was last made, or tried, and when that was.
+    # Effects in the workspace since a snapshot was last made, or tried, and when that was; tries in a row that failed.
     unsaved: int = 0
+    save_failures: int = 0
     saved_at: str | None = None
     verification_pending: PendingVerification | None = None
     verification: Verification | None = None

@@ -20,6 +20,8 @@ from services.toolhost.workspace import HIDDEN_FOLDER
 
 # A large project's own repositories; beyond that somebody keeps a store of objects in the workspace.
 GIT_FILES_MAX = 100_000
+# Packed already: more would not fit a bundle, and is not worth the time of hashing it.
+GIT_BYTES_MAX = 256 << 20
 _FILE_MODE, _PROGRAM_MODE, _FOLDER_MODE = 0o644, 0o755, 0o755
 _ESCAPE = "@"
 
@@ -58,6 +60,7 @@ def found_extras(worktree: Path) -> Found:
     modes: dict[str, int] = {}
     files: list[str] = []
     seen = hashlib.sha256()
+    gits_bytes = 0
     for folder, folders, names in _walk(worktree):
         status = folder.lstat()
         name = "" if folder == worktree else str(folder.relative_to(worktree))
@@ -79,9 +82,14 @@ def found_extras(worktree: Path) -> Found:
                 linked = stat.S_ISLNK(found.st_mode) and each.casefold() == ".gitmodules"
                 if linked or any(_is_gits(part) for part in path.split("/")):
                     files.append(path)
+                    gits_bytes += found.st_size
                     seen.update(f"{path!r} {found.st_size} {found.st_mtime_ns} {found.st_ino};".encode())
         if name and not content:
             empty.append(_text(name))
+    if gits_bytes > GIT_BYTES_MAX:
+        raise RepositoryFault(
+            f"the workspace's own repositories hold more than {GIT_BYTES_MAX >> 20} MiB; what is there is not kept"
+        )
     if len(files) > GIT_FILES_MAX:
         raise RepositoryFault(
             f"the workspace's own repositories hold more than {GIT_FILES_MAX} files: git gc helps"

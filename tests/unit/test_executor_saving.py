@@ -64,3 +64,15 @@ def test_what_was_done_is_kept_before_a_run_is_verified_asks_or_pauses() -> None
         assert settled.then.activities == (Save(settled.state.sequence),)
         kept = foresee(settled.state, [e.WorkspaceSnapshotted(commit="", changed=0, problem="no")], NOW)
         assert then in kinds(settle(kept, env(attached=True)).events)
+
+
+def test_after_failures_tries_become_rare_also_before_a_run_ends() -> None:
+    failed = [e.WorkspaceSnapshotted(commit="", changed=0, problem="too large")] * 2
+    final = foresee(worked(*failed), [turn(2, content="Done.")], NOW)
+    final = msgspec.structs.replace(final, unsaved=1)
+    assert kinds(settle(final, env(attached=True)).events) == ["verification.requested"]
+    later = settle(final, env(attached=True, now=NOW + timedelta(seconds=4 * 30)))
+    assert isinstance(later.then, Do)
+    assert later.then.activities == (Save(later.state.sequence),)
+    kept = foresee(final, [e.WorkspaceSnapshotted(commit="c", changed=1)], NOW)
+    assert kept.save_failures == 0

@@ -295,7 +295,7 @@ def _next(state: RunState, env: Env) -> Step:
 
 def _saved_first(state: RunState, env: Env) -> Do | None:
     """Before a run may be away for long, or end, what it did is kept."""
-    if env.saving or saving.something_to_save(state, attached=env.attached):
+    if env.saving or saving.something_to_save(state, env.now, attached=env.attached):
         return Do((Save(state.sequence),))
     return None
 

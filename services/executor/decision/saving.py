@@ -14,13 +14,25 @@ from libs.contracts.run import RunState
 SAVE_EVERY_S = 30.0
 
 
-def something_to_save(state: RunState, *, attached: bool) -> bool:
-    """Whether the workspace holds what no snapshot does."""
-    return bool(state.unsaved) and attached and state.attachment is not None
+# After each failure in a row twice as long, up to half an hour: a workspace that is too large stays so, and every try
+# costs the run its time.
+FAILURES_COUNTED_MAX = 6
+
+
+def something_to_save(state: RunState, now: datetime, *, attached: bool) -> bool:
+    """Whether the workspace holds what no snapshot does, and a try is not known to be in vain."""
+    if not state.unsaved or not attached or state.attachment is None:
+        return False
+    return not state.save_failures or _waited(state, now)
 
 
 def due(state: RunState, now: datetime, *, attached: bool) -> bool:
     """Whether it is time to keep it, between two steps."""
-    if not something_to_save(state, attached=attached):
-        return False
-    return state.saved_at is None or now - parse_rfc3339(state.saved_at) >= timedelta(seconds=SAVE_EVERY_S)
+    return something_to_save(state, now, attached=attached) and _waited(state, now)
+
+
+def _waited(state: RunState, now: datetime) -> bool:
+    if state.saved_at is None:
+        return True
+    pause_s = SAVE_EVERY_S * 2 ** min(state.save_failures, FAILURES_COUNTED_MAX)
+    return now - parse_rfc3339(state.saved_at) >= timedelta(seconds=pause_s)

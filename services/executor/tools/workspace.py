@@ -3,6 +3,7 @@
 Invariant: a host is named in the workspace's log before it is asked for anything; while it lives every run uses it.
 """
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ from services.executor.tools.hosts import Hosts
 ATTACH_TIMEOUT_S = 60.0
 # Longer than git may take for an average project on a busy machine; a snapshot that takes longer is given up.
 SAVE_TIMEOUT_S = 60.0
+SAVE_GRACE_S = 2.0
 # Runs that share a workspace may keep it at the same time; each try is on top of what the others kept.
 _SAVE_TRIES = 4
 PROBLEM_CHARS_MAX = 500
@@ -150,7 +152,11 @@ class Workspaces:
                 return self._unsaved(state, "another host holds the workspace by now")
             chain = current.saved.chain if current.saved is not None else []
             call = self._internal(state, key.log_id, WORKSPACE_SNAPSHOT, {"chain": chain}, SAVE_TIMEOUT_S)
-            result = await self._calls.ask(call, current.host)
+            try:
+                async with asyncio.timeout(SAVE_TIMEOUT_S + SAVE_GRACE_S):
+                    result = await self._calls.ask(call, current.host)
+            except TimeoutError:
+                return self._unsaved(state, "its host did not do it in time")
             if not isinstance(result, ToolResult):
                 return self._unsaved(state, "its host does not answer")
             if result.refused is not None or not result.ok:
