@@ -27,6 +27,9 @@ DEFECT_RETRY_S = 10.0
 DEFECTS_MAX = 3
 # A claim takes milliseconds; a session that has not claimed by now is behind a bus that is away.
 CLAIM_WAIT_S = 20.0
+# So long after the bus is back a claim of which nobody heard may still arrive: longer than a server holds a message back
+# over an election, and than a dead connection's buffers last.
+CLAIM_LATE_S = 60.0
 
 
 class Claims:
@@ -122,7 +125,7 @@ class Claims:
                     held.session = session
                     if held.stop.is_set():
                         session.drain()
-                    if await self._run_session(session):
+                    if await self._run_session(session, held):
                         break
         except (PerdureError, OSError) as error:
             # The run is unreadable here, or its own process cannot be made: it stays as the log says.
@@ -148,6 +151,10 @@ class Claims:
                         await self._quarantine.carry(state, held.claimed, held.stop)
                         return None
                     claim = self._claim(state)
+                elif not state.terminal and held.in_doubt(self._parts.clock.monotonic()):
+                    # The claim may still arrive, and then nobody else would carry the run of a living owner.
+                    await self._parts.clock.sleep(BUS_AWAY_S)
+                    continue
                 else:
                     return None
             except NotFound:
@@ -155,10 +162,11 @@ class Claims:
             except Unavailable as error:
                 self._log.warning("claims.bus_away", run_id=held.run_id, reason=error.message)
                 await self._parts.clock.sleep(BUS_AWAY_S)
+                held.still_in_doubt(self._parts.clock.monotonic())
                 continue
             return Session(self._parts, Activities(self._workbench, state), folded, claim, held.claimed)
 
-    async def _run_session(self, session: Session) -> bool:
+    async def _run_session(self, session: Session, held: "Held") -> bool:
         """Run one session; whether that was all. Everything that a session may raise ends here."""
         try:
             await session.run()
@@ -167,6 +175,7 @@ class Claims:
         except Exception as error:  # noqa: BLE001 a defect in one run must not take the other 63 with it
             if all(isinstance(leaf, Unavailable) for leaf in leaves(error)):
                 self._log.warning("session.bus_away", run_id=session.run_id, reason=str(leaves(error)[0]))
+                held.doubt(self._parts.clock.monotonic())
                 await self._parts.clock.sleep(BUS_AWAY_S)
                 return False
             self._log.exception("session.defect", run_id=session.run_id)
@@ -208,6 +217,20 @@ class Held:
         self.session: Session | None = None
         self.wanted = True
         self.stop = asyncio.Event()
+        self._in_doubt_until: float | None = None
+
+    def doubt(self, now: float) -> None:
+        """What became of the last append is not known."""
+        self._in_doubt_until = now + CLAIM_LATE_S
+
+    def still_in_doubt(self, now: float) -> None:
+        """The bus is still away: what is on its way to it stays so."""
+        if self._in_doubt_until is not None:
+            self.doubt(now)
+
+    def in_doubt(self, now: float) -> bool:
+        """Whether an append may still arrive. A process that drains does not wait: its death tells the others."""
+        return self._in_doubt_until is not None and now < self._in_doubt_until and not self.stop.is_set()
 
     def drain(self) -> None:
         self.stop.set()

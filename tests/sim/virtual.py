@@ -16,22 +16,27 @@ Story = Callable[[TwinBus, SimClock, "Weather"], Awaitable[None]]
 
 
 class Weather(QuietNetwork):
-    """Nothing is lost but the operations whose kind is in `down`; the server never hears of them."""
+    """Nothing is lost but the operations whose kind is in `down`; the server never hears of them. `once` is what becomes
+    of the next operation of a kind, `server` who is reached."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: TwinServer) -> None:
+        self.server = server
         self.down: set[str] = set()
+        self.once: dict[str, Fate] = {}
 
     def fate(self, op: Op) -> Fate:
-        return Fate(there_s=None) if op.kind in self.down else Fate()
+        fate = self.once.pop(op.kind, None)
+        return fate or (Fate(there_s=None) if op.kind in self.down else Fate())
 
 
 def told(story: Story, *, at_most_s: float) -> None:
     """Let the story happen."""
-    loop, weather = SimLoop(), Weather()
+    loop = SimLoop()
     clock = SimClock(loop, 0)
+    weather = Weather(TwinServer(clock))
 
     async def tell() -> None:
-        await story(TwinServer(clock).connect("test", weather), clock, weather)
+        await story(weather.server.connect("test", weather), clock, weather)
 
     try:
         telling = loop.create_task(tell())
