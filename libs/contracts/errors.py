@@ -4,6 +4,7 @@ Invariant: `code` is permanent; what a caller may do about an error is in its me
 
     PerdureError                      code, HTTP status, whether the same call may succeed later
     ├── RequestError                  the caller's: nothing was changed
+    │   ├── NotHttp                   BAD_REQUEST 400: what no HTTP server could read
     │   ├── ValidationFailed          VALIDATION_ERROR 422 (details: one entry a field)
     │   ├── Unauthorized              UNAUTHORIZED 401
     │   ├── NotFound                  NOT_FOUND 404
@@ -57,6 +58,10 @@ class RequestError(PerdureError):
     """The caller's request cannot be carried out as it is; nothing was changed."""
 
     status = 400
+
+
+class NotHttp(RequestError):
+    code = "BAD_REQUEST"
 
 
 class ValidationFailed(RequestError):

@@ -134,7 +134,7 @@ class Gateway:
             host, port = bound.getsockname()[:2]
             _log.info("gateway.listening", host=host, port=port)
             stopped = asyncio.Event()
-            group.create_task(serve_until(stopped, self.app(rows, watches), bound))
+            group.create_task(serve_until(stopped, self.app(rows, watches), bound, self._clock))
             await stop.wait()
             watches.drain()
             self._requests.drain()

@@ -5,6 +5,7 @@ of ours is the request id, the rest is in the log under that id.
 """
 
 import re
+from collections.abc import Iterable
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -21,6 +22,7 @@ from libs.contracts.errors import (
     MethodNotAllowed,
     NewerRecord,
     NotFound,
+    NotHttp,
     PerdureError,
     Unauthorized,
     Unavailable,
@@ -38,6 +40,8 @@ RETRY_AFTER_S = 2
 
 _log = get_logger("gateway.http")
 
+Headers = Iterable[tuple[bytes, bytes]]
+
 
 class RequestIds:
     """Wraps the application: gives each request its id and each response the header."""
@@ -49,8 +53,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = _UNWANTED.sub("", given)[:REQUEST_ID_CHARS_MAX] or f"req_{self._clock.entropy(10).hex()}"
+        request_id = _request_id(scope["headers"], self._clock)
         scope["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
@@ -59,6 +62,25 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def unreadable(headers: Headers, clock: Clock) -> bytes:
+    """The whole answer, head included, to bytes that are no HTTP request; `headers` are those that were read."""
+    request_id = _request_id(headers, clock)
+    problem = NotHttp(
+        "this is no HTTP/1.1 request; see to its method, its URL (at most 64 KiB, percent-encoded where it is not ASCII), "
+        "its headers and the length of its body"
+    )
+    response = _envelope(problem, request_id)
+    head = [*response.raw_headers, (REQUEST_ID.encode(), request_id.encode()), (b"connection", b"close")]
+    return b"".join(
+        [
+            b"HTTP/1.1 %d Bad Request\r\n" % problem.status,
+            *(b"%b: %b\r\n" % field for field in head),
+            b"\r\n",
+            bytes(response.body),
+        ]
+    )
 
 
 async def failed(request: Request, error: Exception) -> Response:
@@ -91,6 +113,12 @@ async def failed(request: Request, error: Exception) -> Response:
             reason=repr(error),
         )
     return _envelope(problem, request_id)
+
+
+def _request_id(headers: Headers, clock: Clock) -> str:
+    """The client's own, as far as it can be repeated, or a new one."""
+    given = dict(headers).get(b"x-request-id", b"").decode("latin-1")
+    return _UNWANTED.sub("", given)[:REQUEST_ID_CHARS_MAX] or f"req_{clock.entropy(10).hex()}"
 
 
 def _envelope(problem: PerdureError, request_id: str) -> Response:

@@ -11,8 +11,11 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from libs.contracts.clock import Clock
 from libs.contracts.errors import ConfigurationError
+from services.gateway.problems import unreadable
 
 # Connections that wait to be accepted: a burst of streams that reconnect after a gateway's restart.
 BACKLOG = 2048
@@ -40,11 +43,11 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def serve_until(stop: asyncio.Event, app: ASGIApp, bound: socket.socket) -> None:
+async def serve_until(stop: asyncio.Event, app: ASGIApp, bound: socket.socket, clock: Clock) -> None:
     """Serve until `stop` is set, then let running requests finish."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=_protocol(clock),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -61,6 +64,20 @@ async def serve_until(stop: asyncio.Event, app: ASGIApp, bound: socket.socket) -
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         stopping.cancel()
+
+
+def _protocol(clock: Clock) -> type[HttpToolsProtocol]:
+    """HTTP, with our envelope also for what never becomes a request of the application."""
+
+    class Protocol(HttpToolsProtocol):
+        def send_400_response(self, msg: str) -> None:  # noqa: ARG002 uvicorn names it so; it says less than ours
+            # A second head in the midst of an answer, such as a stream, would be read as a part of it.
+            answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
+            if not answering:
+                self.transport.write(unreadable(self.headers or (), clock))
+            self.transport.close()
+
+    return Protocol
 
 
 class _Server(uvicorn.Server):

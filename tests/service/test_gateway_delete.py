@@ -124,7 +124,7 @@ async def test_what_is_watched_is_not_streamed_any_more_once_it_is_deleted(bus: 
         async with made.parts() as (rows, watches), asyncio.TaskGroup() as group:
             bound = listen("127.0.0.1", 0)
             port = int(bound.getsockname()[1])
-            group.create_task(serve_until(stop, made.app(rows, watches), bound))
+            group.create_task(serve_until(stop, made.app(rows, watches), bound, SystemClock()))
             async with http_client(Served(f"http://127.0.0.1:{port}", stop, port)) as client:
                 alive, ended = await created(client), await created(client)
                 await client.post(f"/api/runs/{ended}/cancel")

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from libs.bus.ports import Bus
 from libs.contracts.http import BODY_BYTES_MAX
 from libs.contracts.views import HealthView
 from services.gateway import openapi
 from services.gateway.operations import OPERATIONS
-from tests.service.gateway_served import Owner, created, gateway, http_client, registered
+from tests.service.gateway_served import DEADLINE_S, Owner, Served, created, gateway, http_client, registered
 
 SECRET, OTHER = "alpha-secret-0123456789", "beta-secret-0123456789"
 
@@ -67,6 +68,49 @@ async def test_every_kind_of_refusal_has_its_envelope(client: httpx.AsyncClient)
     enveloped(await client.post(f"{run}/cancel", json={"force": True}), 422, "VALIDATION_ERROR")
     enveloped(await client.get(f"{run}/stream?deltas=maybe"), 422, "VALIDATION_ERROR")
     assert (await client.get("/api/runs")).json()["runs"][0]["status"] == "PENDING"
+
+
+async def spoken(served: Served, request: bytes) -> httpx.Response:
+    """The answer to bytes that no client library would send."""
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(request)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    status, *fields = head.decode().split("\r\n")
+    pairs = [(name, value) for name, _, value in (field.partition(": ") for field in fields)]
+    return httpx.Response(int(status.split()[1]), headers=pairs, content=body)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"BREW /api/tasks HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /api/runs/\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /api/runs HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n",
+        b"POST /api/tasks HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n{}",
+        b"POST /api/tasks HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        b"POST /api/tasks HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ],
+    ids=["method", "raw path", "long URL", "header", "length", "two lengths", "chunk", "TLS"],
+)
+async def test_what_is_no_http_has_the_envelope_too(served: Served, request_bytes: bytes) -> None:
+    enveloped(await spoken(served, request_bytes), 400, "BAD_REQUEST")
+
+
+async def test_a_stream_is_not_written_into_when_its_client_sends_nonsense(
+    served: Served, client: httpx.AsyncClient
+) -> None:
+    path = f"/api/runs/{await created(client)}/stream"
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await reader.readuntil(b"event: run.created")
+        writer.write(b"NONSENSE\r\n\r\n")
+        assert b"HTTP/1.1" not in await reader.read()
+        writer.close()
 
 
 async def test_a_body_without_a_declared_length_is_bounded_too(client: httpx.AsyncClient) -> None:

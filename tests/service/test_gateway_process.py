@@ -164,7 +164,7 @@ async def test_a_client_that_leaves_frees_what_was_held_for_it(bus: Bus, tmp_pat
             bound = listen("127.0.0.1", 0)
             port = int(bound.getsockname()[1])
             served = Served(f"http://127.0.0.1:{port}", stop, port)
-            group.create_task(serve_until(stop, made.app(rows, watches), bound))
+            group.create_task(serve_until(stop, made.app(rows, watches), bound, SystemClock()))
             async with http_client(served) as client:
                 owner = await Owner.of(bus, await created(client))
                 path = f"/api/runs/{owner.run_id}/stream"
