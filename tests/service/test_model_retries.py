@@ -197,6 +197,15 @@ async def test_nobody_listening_is_a_passing_fault() -> None:
     assert len(clock.slept) == ATTEMPTS - 1
 
 
+@pytest.mark.parametrize("location", ["/v1/chat/completions", "ftp://127.0.0.1/"], ids=["circle", "no HTTP"])
+async def test_a_redirect_that_leads_nowhere_is_followed_once_and_final(location: str) -> None:
+    async with talking(refused(307, location=location)) as peer:
+        with pytest.raises(ModelFailure, match=r"redirect|protocol") as failure:
+            await peer.model.complete(asked(), ignore)
+        assert (failure.value.error_code, failure.value.transient) == ("MODEL_ERROR", False)
+        assert failure.value.attempt == 1
+
+
 async def test_an_empty_turn_is_asked_for_again_a_few_times_and_its_tokens_count() -> None:
     empty = Answer(base64=sent(fin("stop") + usage(10, 0) + DONE))
     async with talking(Answer(attempts=[empty, OK])) as peer:

@@ -192,7 +192,7 @@ class Model:
             try:
                 outcome = await self._exchange(name, request, profile, on_delta, call)
             except Unreachable as error:
-                return Fault(kind="transient", message=f"no response: {error}")
+                return Fault(kind="final" if error.lasting else "transient", message=f"no response: {error}")
             except Refused as error:
                 outcome = error
             refused = outcome if isinstance(outcome, Refused) else refusal_in(outcome)

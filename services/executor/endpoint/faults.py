@@ -67,7 +67,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unreachable(Exception):
-    """The connection failed or stayed silent: no response, or no more of it."""
+    """The connection failed or stayed silent: no response, or no more of it. `lasting`: asking again changes nothing."""
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
 
 
 class Refused(Exception):

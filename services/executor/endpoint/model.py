@@ -29,6 +29,8 @@ WRITE_TIMEOUT_S = 60.0
 ERROR_CHARS_MAX = 16_000
 ERROR_BYTES_MAX = 64 * 1024
 ERROR_BODY_S = 5.0
+# What is a matter of addresses and not of the hour: redirects in a circle, or to what is no HTTP.
+_LASTING = (httpx2.TooManyRedirects, httpx2.UnsupportedProtocol)
 
 # Tells the client to hand over the response before its body was read.
 _HEADERS = {
@@ -82,7 +84,8 @@ class Endpoint:
             headers = {name.lower(): value for name, value in error.response.headers.items()}
             raise Refused(error.status_code, headers, error.response.text[:ERROR_CHARS_MAX]) from error
         except openai.APIConnectionError as error:
-            raise Unreachable(_reason(error.__cause__ or error)) from error
+            cause = error.__cause__ or error
+            raise Unreachable(_reason(cause), lasting=isinstance(cause, _LASTING)) from error
         except httpx2.RequestError as error:  # While the client read the body of an error.
             raise Unreachable(_reason(error)) from error
         try:
