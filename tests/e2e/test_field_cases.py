@@ -1,6 +1,7 @@
 """The cases from the field about streams, calls and histories (A, B and C), each a run through five real processes.
 
-All runs begin together, so that no test waits for another's.
+All runs begin together, so that no test waits for another's. Those that need a silence or a crash (40, 61 and 62) are
+in `test_silences_and_crashes.py`.
 """
 
 from __future__ import annotations
