@@ -112,7 +112,9 @@ def _run(
         if next(remains(world), None) is not None:
             world.loop.run(lambda: next(remains(world), None) is None, LISTED_S)
         if next(left_over(world), None) is not None:
-            # Somebody waits for an answer of the bus, whose patience is bounded.
+            # Somebody waits for an answer of the bus, whose patience is bounded. A process that is cut off again and again
+            # cannot know what has ended: from here on nothing goes wrong.
+            world.network.armed = False
             world.loop.run(lambda: False, PATIENCE_S)
     found = world.findings + list(broken(world, scenario, people[0].created))
     digest = hash(
