@@ -22,7 +22,8 @@ from services.toolhost.guard import WorkspaceGuard
 _LIST = "changed.json"
 # The files of one change, before and after; a patch is bounded by what a model writes, the files by their own limit.
 _BYTES_MAX = 256 << 20
-_FILE_BYTES_MAX = 16 << 20
+# What a tool may hold in memory of one file that it changes; sources are far smaller, larger files are data.
+FILE_BYTES_MAX = 16 << 20
 
 
 class _Was(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,7 @@ class UndoLog:
             for number, (path, before, after) in enumerate(changes):
                 mode = None
                 if before is not None:
-                    data = guard.read(path, bytes_max=_FILE_BYTES_MAX)
+                    data = guard.read(path, bytes_max=FILE_BYTES_MAX)
                     mode, total = guard.stat(path).mode, total + len(data)
                     if total > _BYTES_MAX:
                         raise WorkspaceFault(
@@ -124,7 +125,7 @@ def _missing_folders(guard: WorkspaceGuard, path: str) -> list[str]:
 
 def _digest(guard: WorkspaceGuard, path: str) -> str | None:
     try:
-        return hashlib.sha256(guard.read(path, bytes_max=_FILE_BYTES_MAX)).hexdigest()
+        return hashlib.sha256(guard.read(path, bytes_max=FILE_BYTES_MAX)).hexdigest()
     except FileMissing:
         return None
     except ToolFailure:

@@ -26,7 +26,6 @@ from services.toolhost.errors import (
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
 from services.toolhost.tools.encodings import as_utf8
 from services.toolhost.tools.files import (
-    FILE_BYTES_MAX,
     FileChange,
     Plan,
     apply,
@@ -37,6 +36,7 @@ from services.toolhost.tools.files import (
 )
 from services.toolhost.tools.names import shown
 from services.toolhost.tools.patching import content_of, patched
+from services.toolhost.undo import FILE_BYTES_MAX
 
 # All files of a patch are held in memory until it is known that all of it fits.
 _BYTES_MAX = 64 << 20

@@ -9,8 +9,9 @@ from libs.contracts.tools import Semantics, ToolSpec
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
 from services.toolhost.tools.edits import Edit, edit
 from services.toolhost.tools.encodings import as_utf8
-from services.toolhost.tools.files import FILE_BYTES_MAX, Plan, apply, line_count, plan_of
+from services.toolhost.tools.files import Plan, apply, line_count, plan_of
 from services.toolhost.tools.names import shown
+from services.toolhost.undo import FILE_BYTES_MAX
 
 _LINES_NAMED_MAX = 20
 

@@ -19,10 +19,10 @@ from services.toolhost.errors import (
     EditEmpty,
     EditIdentical,
     EditNoMatch,
-    InvalidArguments,
     PatchAmbiguous,
     PatchNoMatch,
 )
+from services.toolhost.tools.encodings import encoded
 from services.toolhost.tools.lines import BARE_LF, BOM, closest
 from services.toolhost.tools.patching import Patched, patched
 
@@ -54,7 +54,7 @@ def edit(data: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
     body = data[len(bom) :]
     if bom and old.startswith("\ufeff"):
         old, new = old[1:], new.removeprefix("\ufeff")
-    wanted, replacement = _encoded(old, "old_str"), _encoded(new, "new_str")
+    wanted, replacement = encoded(old, "old_str"), encoded(new, "new_str")
     spans, exact = _finds(body, wanted)
     if not spans:
         found = _as_lines(body, old, new)
@@ -75,14 +75,6 @@ def edit(data: bytes, old: str, new: str, *, replace_all: bool = False) -> Edit:
             "old_str and new_str differ only in line ends, which follow the file; nothing would change"
         )
     return Edit(after=bom + after, lines=[body.count(b"\n", 0, start) + 1 for start, _ in spans[:count]])
-
-
-def _encoded(text: str, name: str) -> bytes:
-    try:
-        # A surrogate escape stands for one byte that is not UTF-8, as in the names and texts that Python reads.
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidArguments(f"{name} contains half a surrogate pair and is not valid text") from None
 
 
 def _finds(body: bytes, wanted: bytes) -> tuple[list[tuple[int, int]], bool]:

@@ -8,6 +8,8 @@ import codecs
 from collections.abc import Callable
 from typing import NamedTuple
 
+from services.toolhost.errors import InvalidArguments
+
 _NAMES = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 UTF_16_MARKS = tuple(_NAMES)
 
@@ -38,3 +40,12 @@ def as_utf8(data: bytes) -> Utf8:
     if b"\0" in text or back(text) != data:
         return Utf8(data, bytes, "")
     return Utf8(text, back, name.upper())
+
+
+def encoded(text: str, name: str) -> bytes:
+    """The bytes of an argument; a surrogate escape stands for one byte that is not UTF-8, as in the names and texts that
+    Python reads. Raises `InvalidArguments`, naming it."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidArguments(f"{name} contains half a surrogate pair and is not valid text") from None

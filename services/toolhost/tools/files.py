@@ -20,8 +20,6 @@ from services.toolhost.tools import Outcome
 from services.toolhost.tools.names import shown
 from services.toolhost.undo import UndoLog
 
-# What a tool may hold in memory of one file that it changes; sources are far smaller, larger files are data.
-FILE_BYTES_MAX = 16 << 20
 _BLOCK_BYTES = 1 << 20
 # In a journal, of a path: there is no file any more.
 GONE = ""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from libs.contracts.patches.files import Hunk
-from services.toolhost.errors import InvalidArguments, PatchAmbiguous, PatchNoMatch
+from services.toolhost.errors import PatchAmbiguous, PatchNoMatch
+from services.toolhost.tools.encodings import encoded
 from services.toolhost.tools.lines import (
     BOM,
     CLOSENESSES,
@@ -36,7 +37,7 @@ class Patched(msgspec.Struct, frozen=True, kw_only=True):
 
 def content_of(hunks: Sequence[Hunk]) -> bytes:
     """The content of a file that a patch adds."""
-    lines = [encoded(text) for hunk in hunks for text in hunk.new]
+    lines = [encoded(text, "the patch") for hunk in hunks for text in hunk.new]
     open_end = bool(hunks) and not hunks[-1].new_ends
     return b"\n".join(lines) + (b"" if open_end or not lines else b"\n")
 
@@ -48,13 +49,6 @@ def patched(data: bytes, hunks: Sequence[Hunk]) -> Patched:
     for number, hunk in enumerate(hunks, 1):
         text.put(hunk, number)
     return Patched(after=bom + text.finished(), lines=text.places, overlooked=sorted(text.overlooked))
-
-
-def encoded(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidArguments("the patch contains half a surrogate pair and is not valid text") from None
 
 
 def _own_end(text: str) -> bytes:
@@ -88,13 +82,13 @@ class _Text:
         for number_in_hunk, line in enumerate(hunk.lines, 1):
             if literal and line.sign == "+" and not hunk.new_ends and number_in_hunk == len(hunk.lines):
                 # A last line without an end: a CR there belongs to the text.
-                self._new.append(TextLine(encoded(line.text), b""))
+                self._new.append(TextLine(encoded(line.text, "the patch"), b""))
                 continue
             if line.sign == "+":
                 # A new line takes the end of the one that it stands for, else of the one above it.
                 own = b"" if literal else gone.pop(0) if gone else end or self._next_end()
                 own = own or _own_end(line.text)
-                text = encoded(line.text.removesuffix("\r"))
+                text = encoded(line.text.removesuffix("\r"), "the patch")
                 self._new.append(TextLine(text.removeprefix(BOM) if not self._new else text, own))
                 continue
             kept = self._old[self._at]

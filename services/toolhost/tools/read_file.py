@@ -15,9 +15,9 @@ from services.toolhost.errors import BeyondEnd, BinaryFile, FileTooLarge, Invali
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
 from services.toolhost.tools.encodings import UTF_16_MARKS, Utf8, as_utf8
-from services.toolhost.tools.files import FILE_BYTES_MAX
 from services.toolhost.tools.lines import BOM
 from services.toolhost.tools.names import shown
+from services.toolhost.undo import FILE_BYTES_MAX
 
 _LINES_DEFAULT = 2_000
 _LINE_BYTES_MAX = 8_000

@@ -6,8 +6,8 @@ import hashlib
 import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
-from services.toolhost.errors import InvalidArguments
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
+from services.toolhost.tools.encodings import encoded
 from services.toolhost.tools.files import Plan, apply, line_count, plan_of, require_seen, sha256_of
 from services.toolhost.tools.names import shown
 
@@ -50,10 +50,7 @@ def _planned(context: ToolContext, wanted: WriteFileArguments) -> Plan:
     guard = context.guard
     path = guard.spelled(wanted.path)
     guard.require_writable(path)
-    try:
-        after = wanted.content.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidArguments("content contains half a surrogate pair and is not valid text") from None
+    after = encoded(wanted.content, "content")
     before = sha256_of(guard, path)
     require_seen(context.seen, path, before, hashlib.sha256(after).hexdigest())
     lines = line_count(after)
