@@ -51,6 +51,11 @@ def _reads(turns: int, lines: int) -> list[dict[str, object]]:
     ]
 
 
+def _hangs_once(turns: list[dict[str, object]], at: int) -> list[dict[str, object]]:
+    """The turns, of which one does not come when it is asked for first: a run stands still there."""
+    return [*turns[:at], {"attempts": [{"end": "hang"}, turns[at]]}, *turns[at + 1 :]]
+
+
 def _error(status: int, body: object) -> dict[str, object]:
     return {"status": status, "body": body}
 
@@ -67,7 +72,7 @@ SUMMARIES: dict[str, list[dict[str, object]]] = {
 SCRIPT: dict[str, list[dict[str, object]]] = {
     **SUMMARIES,
     **{f"[{kind}]": [*_reads(16, 20), says("Read it.")] for kind in KINDS},
-    "[long]": [*_reads(LONG, LINES), says("Read it all.")],
+    "[long]": [*_hangs_once(_reads(LONG, LINES), KILLED_AT - 1), says("Read it all.")],
     "[large]": [
         calls(call("read_file", path="big.txt", max_lines=1_000)),
         calls(call("read_file", path="result:call_1_0", offset=300, max_lines=2)),
