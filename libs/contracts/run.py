@@ -17,7 +17,7 @@ from libs.contracts.transcript import AssistantItem, Item, UserItem
 from libs.contracts.values import ProjectInstructions, RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-FOLD_VERSION = 3
+FOLD_VERSION = 4
 
 
 class RunStatus(StrEnum):

@@ -9,11 +9,13 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens and money, as sums. `cost_usd` is null as soon as one part of it is unknown."""
+    """Tokens and money, as sums. Cached tokens (read from a provider's cache) and those written into it are input tokens
+    too, reasoning tokens are output tokens. `cost_usd` is null as soon as one part of it is unknown."""
 
     requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cost_usd: float | None = 0.0
@@ -29,6 +31,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
             requests=self.requests + other.requests,
             input_tokens=self.input_tokens + other.input_tokens,
             cached_tokens=self.cached_tokens + other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cost_usd=(self.cost_usd or 0.0) + (other.cost_usd or 0.0) if both else None,

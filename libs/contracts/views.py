@@ -52,11 +52,14 @@ class CommandAccepted(View):
 
 class UsageView(View):
     """Sums of the run and its children; `cost_usd` is null as soon as one part of it is unknown, and `estimated` says
-    that the endpoint did not count some of it. Lists do not know the latter."""
+    that the endpoint did not count some of it. Of the input tokens `cached_tokens` were read from the provider's cache and
+    `cache_write_tokens` written into it. Lists do not know
+    `estimated`."""
 
     requests: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
     cost_usd: float | None = None
@@ -359,6 +362,7 @@ def usage_view(usage: Usage) -> UsageView:
         requests=usage.requests,
         input_tokens=usage.input_tokens,
         cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         output_tokens=usage.output_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         cost_usd=usage.cost_usd,

@@ -55,6 +55,7 @@ class UsageCounted(NamedTuple):
     requests: int
     input_tokens: int
     cached_tokens: int
+    cache_write_tokens: int
     output_tokens: int
     reasoning_tokens: int
     cost_usd: float | None
@@ -180,6 +181,7 @@ def _counted(run_id: str, usage: Usage) -> UsageCounted:
         requests=usage.requests,
         input_tokens=usage.input_tokens,
         cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         output_tokens=usage.output_tokens,
         reasoning_tokens=usage.reasoning_tokens,
         cost_usd=usage.cost_usd,

@@ -52,6 +52,7 @@ class RunRow(NamedTuple):
     requests: int
     input_tokens: int
     cached_tokens: int
+    cache_write_tokens: int
     output_tokens: int
     reasoning_tokens: int
     cost_usd: float | None

@@ -29,7 +29,7 @@ from libs.projection.fold import (
 from libs.projection.rows import Position, RunQuery, RunRow
 
 # Raise it with every change of schema.sql or of what fold.py writes: older files are then rebuilt.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # The writer and the reader share a file; neither holds a lock longer than a batch takes.
 BUSY_TIMEOUT_S = 5.0
 

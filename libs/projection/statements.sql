@@ -26,6 +26,7 @@ UPDATE runs
 SET requests = :requests,
     input_tokens = :input_tokens,
     cached_tokens = :cached_tokens,
+    cache_write_tokens = :cache_write_tokens,
     output_tokens = :output_tokens,
     reasoning_tokens = :reasoning_tokens,
     cost_usd = :cost_usd
@@ -63,7 +64,7 @@ SELECT shard, stream_sequence, tenant, log_id, message_id FROM positions ORDER B
 -- name: list_runs
 SELECT runs.run_id, tenant, task_id, parent_run_id, title, status, attempt, created_at, started_at, finished_at,
        last_sequence, last_event_at, workspace, priority, metadata, runs.answer, verdict, error_code, error_message,
-       requests, input_tokens, cached_tokens, output_tokens, reasoning_tokens, cost_usd,
+       requests, input_tokens, cached_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd,
        (SELECT question FROM questions
         WHERE questions.run_id = runs.run_id AND questions.answered_at IS NULL AND runs.status = 'WAITING_FOR_INPUT'
         ORDER BY asked_at DESC LIMIT 1) AS pending_question

@@ -182,6 +182,7 @@ def summary(row: RunRow) -> RunSummary:
             requests=row.requests,
             input_tokens=row.input_tokens,
             cached_tokens=row.cached_tokens,
+            cache_write_tokens=row.cache_write_tokens,
             output_tokens=row.output_tokens,
             reasoning_tokens=row.reasoning_tokens,
             cost_usd=row.cost_usd,

@@ -41,7 +41,8 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
 
 HOW_TO = """
 A released schema only grows. To extend it:
-  - add a field with a default that means "what older writers meant", or a new kind of event; then run
+  - add a field with a default that means "what older writers meant", or a new kind of event; a struct that stands in
+    another field's default may grow like that, too; then run
         python -m tests.contract.lock
     and commit libs/contracts/schema.lock.json with the change. Readers are upgraded one release before writers.
   - to change a field's meaning or type, add a new field beside it and let the fold read both.
@@ -78,7 +79,7 @@ def breaks(released: Schema, now: Schema) -> list[str]:
             if after is None:
                 found.append(f"{name} disappeared")
                 continue
-            found += _breaks_of_struct(name, before, after)
+            found += _breaks_of_struct(name, before, after, now["values"])
     return found
 
 
@@ -88,7 +89,7 @@ def additions(released: Schema, now: Schema) -> list[str]:
     return [path for path, value in _flat(now) if path not in old or old[path] != value]
 
 
-def _breaks_of_struct(name: str, before: Schema, after: Schema) -> Iterator[str]:
+def _breaks_of_struct(name: str, before: Schema, after: Schema, values: Schema) -> Iterator[str]:
     for key in ("life", "tag", "tag_field"):
         if before.get(key) != after.get(key):
             yield f"{name}: {key} changed from {before.get(key)!r} to {after.get(key)!r}"
@@ -101,11 +102,33 @@ def _breaks_of_struct(name: str, before: Schema, after: Schema) -> Iterator[str]
             yield f"{name}.{field} no longer takes {' | '.join(lost)}"
         if "default" in was and "default" not in is_now:
             yield f"{name}.{field} became required"
-        elif "default" in was and was["default"] != is_now["default"]:
+        elif "default" in was and not _means_the_same(was["default"], is_now, values):
             yield f"{name}.{field}: the default changed, so old logs without the field would mean something else"
     for field, is_now in after["fields"].items():
         if field not in before["fields"] and "default" not in is_now:
             yield f"{name}.{field} is new and required, so old logs would not decode"
+
+
+def _means_the_same(was: object, field: Schema, values: Schema) -> bool:
+    """Whether the default of `field` still is what it `was`. A struct in it may have grown: each new field has its own
+    default there, which is what a log without it means anyway."""
+    return _grown(was, field["default"], field["type"], values)
+
+
+def _grown(was: object, now: object, kinds: list[str], values: Schema) -> bool:
+    if not isinstance(was, dict) or not isinstance(now, dict):
+        return was == now
+    before, after = cast("dict[str, object]", was), cast("dict[str, object]", now)
+    for kind in kinds:
+        fields: Schema = values.get(kind, {}).get("fields", {})
+        if before.keys() <= after.keys() <= fields.keys():
+            return all(
+                _grown(before[name], value, fields[name]["type"], values)
+                if name in before
+                else "default" in fields[name] and value == fields[name]["default"]
+                for name, value in after.items()
+            )
+    return was == now
 
 
 def _flat(schema: Schema) -> Iterator[tuple[str, object]]:

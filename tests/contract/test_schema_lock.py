@@ -56,6 +56,19 @@ def _add_required(schema: Schema) -> None:
     schema["events"]["run.claimed"]["fields"]["zone"] = {"type": ["text"]}
 
 
+def _change_nested_default(schema: Schema) -> None:
+    schema["events"]["model.failed"]["fields"]["usage"]["default"]["cost_usd"] = 1.0
+
+
+def _drop_nested_default(schema: Schema) -> None:
+    del schema["events"]["model.failed"]["fields"]["usage"]["default"]["cost_usd"]
+
+
+def _grow_nested_default_otherwise(schema: Schema) -> None:
+    schema["values"]["Usage"]["fields"]["images"] = {"type": ["integer"], "default": 0}
+    schema["events"]["model.failed"]["fields"]["usage"]["default"]["images"] = 1
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -68,6 +81,9 @@ def _add_required(schema: Schema) -> None:
         _change_class,
         _change_tag,
         _add_required,
+        _change_nested_default,
+        _drop_nested_default,
+        _grow_nested_default_otherwise,
     ],
 )
 def test_a_break_of_each_kind_is_found(change: Callable[[Schema], None]) -> None:
@@ -83,3 +99,12 @@ def test_growth_is_no_break_but_must_be_locked() -> None:
     grown["events"]["run.moved"] = {"life": True, "fields": {}}
     assert breaks(current(), grown) == []
     assert additions(current(), grown) == ["run.claimed.zone", "run.released.reason", "run.moved"]
+
+
+def test_a_struct_may_grow_where_it_is_the_default_of_a_field() -> None:
+    grown = copy.deepcopy(current())
+    grown["values"]["Usage"]["fields"]["images"] = {"type": ["integer"], "default": 0}
+    for event in ("child.finished", "context.compacted", "model.failed"):
+        grown["events"][event]["fields"]["usage"]["default"]["images"] = 0
+    assert breaks(current(), grown) == []
+    assert "model.failed.usage" in additions(current(), grown)

@@ -81,7 +81,7 @@ WHOLE = {
 SIGNED = chunk(tool_calls=[{**call(0, "a", "echo", X), "extra_content": {"vendor": {"signature": "s1"}}}])
 THOUGHT = sent(chunk(reasoning_content="hm") + END)
 DETAILS = {
-    "prompt_tokens_details": {"cached_tokens": 900},
+    "prompt_tokens_details": {"cached_tokens": 900, "cache_write_tokens": 60},
     "completion_tokens_details": {"reasoning_tokens": 3},
 }
 BYTES = chunk(content="日本🎉").replace(b"\n", b"\r\n") + END

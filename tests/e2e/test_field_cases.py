@@ -15,11 +15,13 @@ import msgspec
 import pytest
 
 from deploy.dev.model_rules import SentRequest
+from libs.contracts.views import UsageView
 from services.executor.endpoint.talk import WAIT_SCALE
 from tests.e2e.call_cases import CALL_CASES
 from tests.e2e.field_case import Case, asked, check, habits, legal, script, submitted
 from tests.e2e.stage import Stage, call, calls, says, stage
 from tests.e2e.stream_cases import STREAM_CASES
+from tests.fakes.waiting import eventually
 
 CASES = (*STREAM_CASES, *CALL_CASES)
 STEERED = (
@@ -36,6 +38,8 @@ PROFILES = {
     "newer": {"output_tokens_max": 4_096},
 }
 
+PRICE = {"input": 1_000, "cached": 100, "cache_write": 2_000, "output": 10_000}
+
 
 class Played(NamedTuple):
     """The stage with a run for each case."""
@@ -47,7 +51,12 @@ class Played(NamedTuple):
 @pytest.fixture(scope="module")
 async def at(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Played]:
     folder = tmp_path_factory.mktemp("cases")
-    settings = {WAIT_SCALE: "0.002", "PERDURE_MODEL_PROFILES": json.dumps(PROFILES)}
+    (folder / "prices.json").write_text(json.dumps({"model-5a": PRICE}))
+    settings = {
+        WAIT_SCALE: "0.002",
+        "PERDURE_MODEL_PROFILES": json.dumps(PROFILES),
+        "PERDURE_MODEL_PRICES": str(folder / "prices.json"),
+    }
     async with stage(folder, script((*CASES, *STEERED)), settings, rules=habits((*CASES, *STEERED))) as on:
         runs = await asyncio.gather(*(submitted(on, case) for case in CASES))
         yield Played(on, {case.number: run_id for case, run_id in zip(CASES, runs, strict=True)})
@@ -86,3 +95,28 @@ async def test_the_schemas_of_tools_count_as_context(at: Played) -> None:
     estimated = int(str(requested.payload["estimated_tokens"]))
     assert len(bytes(tools)) > len(body) / 4
     assert len(body) / 6 < estimated < len(body) / 2
+
+
+async def test_what_a_cache_gave_and_took_is_counted_and_priced(at: Played) -> None:
+    """Case 5."""
+    run = await at.on.ended(at.runs["5a"])
+    counts = run.usage.model_dump(exclude={"cost_usd"})
+    assert counts == {
+        "requests": 1,
+        "input_tokens": 1_000,
+        "cached_tokens": 900,
+        "cache_write_tokens": 60,
+        "output_tokens": 5,
+        "reasoning_tokens": 3,
+        "estimated": False,
+    }
+    # In thousandths of a USD: 40 at 1, 900 at 0.1, 60 at 2, 5 at 10.
+    assert run.usage.cost_usd == pytest.approx((40 + 90 + 120 + 50) / 1_000)
+    turn = await at.on.event(at.runs["5a"], "model.completed")
+    assert turn.payload["usage"] == {**counts, "cost_usd": run.usage.cost_usd}
+
+    async def listed() -> UsageView:
+        found = await at.on.client.runs(q="[case 5a]")
+        return found.runs[0].usage
+
+    await eventually(listed, "the usage in the list", fits=lambda usage: usage == run.usage)

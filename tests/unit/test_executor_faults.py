@@ -150,6 +150,10 @@ def test_the_cost_of_an_unknown_model_is_unknown_and_tokens_still_count() -> Non
     usage = Usage(requests=1, input_tokens=1_000_000, cached_tokens=400_000, output_tokens=100_000)
     prices = {"m": Price(input=1.0, cached=0.1, output=10.0)}
     assert priced(usage, "m", prices).cost_usd == pytest.approx(0.6 + 0.04 + 1.0)
+    written = msgspec.structs.replace(usage, cache_write_tokens=100_000)
+    assert priced(written, "m", prices).cost_usd == pytest.approx(0.6 + 0.04 + 1.0)
+    dearer = {"m": Price(input=1.0, cached=0.1, cache_write=1.25, output=10.0)}
+    assert priced(written, "m", dearer).cost_usd == pytest.approx(0.5 + 0.04 + 0.125 + 1.0)
     unknown = priced(usage, "other", prices)
     assert unknown.cost_usd is None
     assert unknown.input_tokens == usage.input_tokens

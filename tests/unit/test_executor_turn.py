@@ -209,6 +209,25 @@ def test_cached_and_reasoning_tokens_are_read_under_their_names() -> None:
     assert other.usage.cached_tokens == 800
 
 
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"prompt_tokens_details": {"cached_tokens": 900, "cache_write_tokens": 60}},
+        {"prompt_tokens_details": {"cached_tokens": 900, "cache_creation_tokens": 60}},
+        {"cache_read_input_tokens": 900, "cache_creation_input_tokens": 60},
+    ],
+)
+def test_tokens_written_into_a_cache_are_read_under_their_names(reported: dict[str, object]) -> None:
+    turn = whole_turn(chunk(content="x") + usage(1000, 1, **reported) + fin("stop") + usage(1000, 5) + DONE)
+    assert (turn.usage.cached_tokens, turn.usage.cache_write_tokens) == (900, 60)
+
+
+def test_no_token_is_counted_as_read_from_a_cache_and_written_into_it() -> None:
+    odd = {"prompt_tokens_details": {"cached_tokens": 900, "cache_write_tokens": 1_000}}
+    turn = whole_turn(chunk(content="x") + fin("stop") + usage(1000, 5, **odd) + DONE)
+    assert (turn.usage.cached_tokens, turn.usage.cache_write_tokens) == (900, 100)
+
+
 def test_uncounted_usage_is_estimated_and_says_so() -> None:
     turn = whole_turn(chunk(content="x" * 40) + fin("stop") + DONE)
     assert turn.usage.estimated

@@ -2,9 +2,10 @@
 
 Invariant: a model that is not in the table has no cost, and no cost is null, never 0.
 
-The table (`PERDURE_MODEL_PRICES`) is a JSON file, USD per million tokens by model; `cached` defaults to `input`:
+The table (`PERDURE_MODEL_PRICES`) is a JSON file, USD per million tokens by model; `cached` (read from the provider's
+cache) and `cache_write` (written into it) default to `input`:
 
-    {"some-model": {"input": 1.25, "cached": 0.13, "output": 10.0}}
+    {"some-model": {"input": 1.25, "cached": 0.13, "cache_write": 1.56, "output": 10.0}}
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     input: float
     output: float
     cached: float | None = None
+    cache_write: float | None = None
 
 
 Prices = Mapping[str, Price]
@@ -45,9 +47,11 @@ def priced(usage: Usage, model: str, prices: Prices) -> Usage:
     if price is None:
         return msgspec.structs.replace(usage, cost_usd=None)
     cached = price.input if price.cached is None else price.cached
+    cache_write = price.input if price.cache_write is None else price.cache_write
     cost = (
-        (usage.input_tokens - usage.cached_tokens) * price.input
+        (usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens) * price.input
         + usage.cached_tokens * cached
+        + usage.cache_write_tokens * cache_write
         + usage.output_tokens * price.output
     ) / _TOKENS_PER_UNIT
     return msgspec.structs.replace(usage, cost_usd=cost)

@@ -9,6 +9,9 @@ import msgspec
 
 from libs.contracts.values import Usage
 
+# What was written into the provider's cache, by the names of several providers, in the details or beside them.
+_CACHE_WRITES = ("cache_write_tokens", "cache_creation_input_tokens", "cache_creation_tokens")
+
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """One usage frame of a stream: cumulative counts."""
@@ -16,6 +19,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     cached_tokens: int
+    cache_write_tokens: int
     reasoning_tokens: int
 
     def joined(self, other: Self) -> "Frame":
@@ -24,15 +28,18 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
             input_tokens=max(self.input_tokens, other.input_tokens),
             output_tokens=max(self.output_tokens, other.output_tokens),
             cached_tokens=max(self.cached_tokens, other.cached_tokens),
+            cache_write_tokens=max(self.cache_write_tokens, other.cache_write_tokens),
             reasoning_tokens=max(self.reasoning_tokens, other.reasoning_tokens),
         )
 
     def usage(self) -> Usage:
         """The usage of one request; its cost is added by who knows the prices."""
+        cached = min(self.cached_tokens, self.input_tokens)
         return Usage(
             requests=1,
             input_tokens=self.input_tokens,
-            cached_tokens=min(self.cached_tokens, self.input_tokens),
+            cached_tokens=cached,
+            cache_write_tokens=min(self.cache_write_tokens, self.input_tokens - cached),
             output_tokens=self.output_tokens,
             reasoning_tokens=min(self.reasoning_tokens, self.output_tokens),
         )
@@ -50,6 +57,7 @@ def read_frame(usage: object) -> Frame | None:
         output_tokens=_count(fields, "completion_tokens", "output_tokens"),
         cached_tokens=_count(prompt, "cached_tokens")
         or _count(fields, "prompt_cache_hit_tokens", "cache_read_input_tokens", "cached_tokens"),
+        cache_write_tokens=_count(prompt, *_CACHE_WRITES) or _count(fields, *_CACHE_WRITES),
         reasoning_tokens=_count(completion, "reasoning_tokens") or _count(fields, "reasoning_tokens"),
     )
     return frame if frame.input_tokens or frame.output_tokens else None
