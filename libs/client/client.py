@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from libs.client.problems import GatewayUnreachable, problem
 from libs.client.sse import EventParser
+from libs.contracts.artifacts import ArtifactList, DiffView
 from libs.contracts.errors import ConfigurationError, InternalError, PerdureError, Unavailable
 from libs.contracts.exchange import WireView
 from libs.contracts.http import Approval, Reconciliation, Reply, SteeringMessage, TaskCreate, read_body
@@ -159,6 +160,21 @@ class PerdureClient:
     async def wire(self, run_id: str, sequence: int) -> WireView:
         """The recording of the model call that an event ended."""
         return await self._get(f"/api/runs/{_part(run_id)}/wire/{sequence}", WireView)
+
+    async def artifacts(
+        self, run_id: str, *, limit: int | None = None, cursor: str | None = None
+    ) -> ArtifactList:
+        """One page of the files of the run's workspace."""
+        query = {"limit": limit, "cursor": cursor}
+        return await self._get(f"/api/runs/{_part(run_id)}/artifacts", ArtifactList, query)
+
+    async def artifact(self, run_id: str, path: str | bytes) -> bytes:
+        """The bytes of one file, all of them in memory."""
+        return await self._send("GET", f"/api/runs/{_part(run_id)}/artifacts/{quote(path, safe='/')}")
+
+    async def diff(self, run_id: str, *, path: str | None = None) -> DiffView:
+        """What changed in the run's workspace since the run began."""
+        return await self._get(f"/api/runs/{_part(run_id)}/diff", DiffView, {"path": path})
 
     async def dead_letters(
         self, *, kind: str | None = None, limit: int | None = None, cursor: str | None = None

@@ -98,6 +98,9 @@ class Subjects:
     def call_host(self, boot: str) -> str:
         return f"{self.prefix}.call.host.{boot}"
 
+    def call_look(self, boot: str) -> str:
+        return f"{self.prefix}.call.look.{boot}"
+
     def control(self, boot: str) -> str:
         return f"{self.prefix}.ctl.{boot}"
 

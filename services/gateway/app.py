@@ -25,10 +25,12 @@ from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.projection.follow import Projection, projection
 from libs.projection.sqlite import open_index
+from services.gateway.artifacts import ArtifactsApi
 from services.gateway.auth import Keyring
 from services.gateway.commands import CommandsApi
 from services.gateway.deadletters import DeadLettersApi
 from services.gateway.health import HealthApi, Identity
+from services.gateway.places import Places
 from services.gateway.quotas import Quotas
 from services.gateway.requests import Requests
 from services.gateway.roster import Roster
@@ -76,6 +78,7 @@ class Gateway:
         commands = CommandsApi(
             runs=runs, rows=rows, liveness=self._liveness, roster=roster, quotas=quotas, shards=SHARDS
         )
+        artifacts = ArtifactsApi(runs, Places(self._bus, roster), shards=SHARDS)
         identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
         health = HealthApi(bus=self._bus, liveness=self._liveness, roster=roster, identity=identity)
         handlers = {
@@ -96,6 +99,9 @@ class Gateway:
             "list_events": reading.events,
             "show_event": reading.event,
             "show_recording": reading.recording,
+            "list_artifacts": artifacts.find,
+            "download_artifact": artifacts.download,
+            "show_diff": artifacts.diff,
             "stream_run": StreamApi(watches, shards=SHARDS).stream,
         }
         handlers |= {"list_dead_letters": letters.find, "replay_dead_letter": letters.replay}

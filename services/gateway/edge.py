@@ -4,7 +4,7 @@ Invariant: nothing unchecked passes this file; a handler works on values that ar
 """
 
 import binascii
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Collection
 from typing import TypeVar
 
@@ -115,9 +115,7 @@ def cursor_of(request: Request) -> Cursor | None:
     if given is None:
         return None
     try:
-        created_at, run_id = msgspec.json.decode(
-            urlsafe_b64decode(given.encode("ascii")), type=tuple[str, str]
-        )
+        created_at, run_id = msgspec.json.decode(_decoded(given), type=tuple[str, str])
     except (binascii.Error, UnicodeError, ValueError, msgspec.MsgspecError) as error:
         raise InvalidCursor("this cursor is none of ours; take next_cursor as it was given") from error
     return Cursor(created_at, run_id)
@@ -125,6 +123,33 @@ def cursor_of(request: Request) -> Cursor | None:
 
 def cursor_text(cursor: Cursor) -> str:
     return urlsafe_b64encode(msgspec.json.encode(tuple(cursor))).decode("ascii")
+
+
+def path_cursor_of(request: Request) -> bytes:
+    """The path that a page of files begins behind. Raises `InvalidCursor`."""
+    given = _query(request, "cursor")
+    try:
+        return _decoded(given) if given is not None else b""
+    except (binascii.Error, UnicodeError) as error:
+        raise InvalidCursor("this cursor is none of ours; take next_cursor as it was given") from error
+
+
+def path_cursor_text(path: bytes) -> str:
+    return urlsafe_b64encode(path).decode("ascii")
+
+
+def is_known(request: Request, tag: str) -> bool:
+    """Whether the client has this very answer already (`If-None-Match`, RFC 9110: weak comparison)."""
+    given = request.headers.get("if-none-match")
+    if given is None:
+        return False
+    known = {one.strip().removeprefix("W/") for one in given.split(",")}
+    return "*" in known or tag.removeprefix("W/") in known
+
+
+def _decoded(cursor: str) -> bytes:
+    """Strictly: what no gateway has given is refused, not guessed at."""
+    return b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True)
 
 
 async def _bytes_of(request: Request) -> bytes:

@@ -14,7 +14,8 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from libs.chassis.run import VERSION
 from libs.contracts.views import ErrorView
-from services.gateway.operations import OPERATIONS, Operation, Parameter
+from services.gateway.operation import Operation, Parameter
+from services.gateway.operations import OPERATIONS
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "libs" / "contracts" / "openapi.json"
 
@@ -68,9 +69,9 @@ def _responses(operation: Operation) -> dict[str, object]:
         response: dict[str, object] = {"description": HTTPStatus(status).phrase, "headers": _REQUEST_ID}
         if operation.gives is not None:
             response["content"] = _json(operation.gives)
-        elif status == HTTPStatus.OK:
-            response["description"] = _STREAM
-            response["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        elif status == HTTPStatus.OK and operation.media is not None:
+            response["description"] = _STREAM if operation.media == "text/event-stream" else "The bytes."
+            response["content"] = {operation.media: {"schema": {"type": "string"}}}
         responses[str(status)] = response
     denied = () if operation.audience == "everybody" else (401,)
     # 405 answers every method that the path does not have.

@@ -3,81 +3,25 @@
 Invariant: routes, `Allow` headers and OpenAPI are all made from this table, so they cannot disagree.
 """
 
-from typing import Literal, NamedTuple
-
-from pydantic import BaseModel
-
-from libs.contracts import http, views
+from libs.contracts import artifacts, http, views
 from libs.contracts.exchange import WireView
-from libs.contracts.run import RunStatus
 from libs.projection.rows import LIMIT_DEFAULT, LIMIT_MAX
+from services.gateway.artifacts import ARTIFACTS_LIMIT_DEFAULT, ARTIFACTS_LIMIT_MAX
 from services.gateway.deadletters import LETTERS_LIMIT_DEFAULT, LETTERS_LIMIT_MAX
+from services.gateway.operation import (
+    AFTER,
+    KEY,
+    KNOWN,
+    RESUME,
+    RUN,
+    STATUSES,
+    TASK,
+    Operation,
+    Parameter,
+    flag,
+    integer,
+)
 from services.gateway.runs import EVENTS_LIMIT_DEFAULT, EVENTS_LIMIT_MAX
-
-Schema = dict[str, object]
-
-
-Audience = Literal["tenants", "operators", "everybody"]
-
-
-class Parameter(NamedTuple):
-    name: str
-    place: str
-    schema: Schema
-    description: str
-    required: bool = False
-
-
-class Operation(NamedTuple):
-    """One method of one path. `name` finds its handler; `gives` is `None` for a stream and for a 204 alone.
-
-    `audience`: who may call it once there are secrets. A tenant sees its own runs, an operator what is everybody's.
-    """
-
-    name: str
-    method: str
-    path: str
-    summary: str
-    gives: type[BaseModel] | None
-    success: tuple[int, ...] = (200,)
-    takes: type[http.Request] | None = None
-    parameters: tuple[Parameter, ...] = ()
-    failures: tuple[int, ...] = ()
-    audience: Audience = "tenants"
-
-
-def _integer(least: int, most: int | None = None, default: int | None = None) -> Schema:
-    schema: Schema = {"type": "integer", "minimum": least}
-    if most is not None:
-        schema["maximum"] = most
-    if default is not None:
-        schema["default"] = default
-    return schema
-
-
-def _flag(name: str, description: str, *, default: bool) -> Parameter:
-    return Parameter(name, "query", {"type": "boolean", "default": default}, description)
-
-
-_RUN = Parameter("run_id", "path", {"type": "string"}, "The run's id.", required=True)
-_TASK = Parameter("task_id", "path", {"type": "string"}, "The task's id.", required=True)
-_KEY = Parameter(
-    "Idempotency-Key",
-    "header",
-    {"type": "string", "minLength": 1, "maxLength": http.IDEMPOTENCY_KEY_CHARS_MAX},
-    "A retry with the same key and body gets the first answer again; with another body 409.",
-)
-_AFTER = Parameter("after_sequence", "query", _integer(0, default=0), "Only events behind this sequence.")
-_RESUME = Parameter(
-    "Last-Event-ID",
-    "header",
-    _integer(0),
-    "The same as after_sequence, as browsers send it; it wins over every query parameter.",
-)
-_STATUSES: Schema = {
-    "type": "array",
-    "items": {"type": "string", "enum": [status.value for status in RunStatus]},
-}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -88,7 +32,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.TaskCreated,
         success=(201, 200),
         takes=http.TaskCreate,
-        parameters=(_KEY,),
+        parameters=(KEY,),
         failures=(409, 410, 413, 415, 422, 429, 503),
     ),
     Operation(
@@ -97,7 +41,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "/api/tasks/{task_id}",
         "A task with its runs.",
         views.TaskView,
-        parameters=(_TASK,),
+        parameters=(TASK,),
         failures=(404, 503),
     ),
     Operation(
@@ -107,11 +51,11 @@ OPERATIONS: tuple[Operation, ...] = (
         "Runs, newest first.",
         views.RunList,
         parameters=(
-            Parameter("status", "query", _STATUSES, "Only runs in one of these states, separated by commas."),
+            Parameter("status", "query", STATUSES, "Only runs in one of these states, separated by commas."),
             Parameter("task_id", "query", {"type": "string"}, "Only runs of this task."),
             Parameter("project_id", "query", {"type": "string"}, "Only runs of this project."),
             Parameter("q", "query", {"type": "string"}, "Only runs whose goal contains this text."),
-            Parameter("limit", "query", _integer(1, LIMIT_MAX, LIMIT_DEFAULT), "The length of a page."),
+            Parameter("limit", "query", integer(1, LIMIT_MAX, LIMIT_DEFAULT), "The length of a page."),
             Parameter("cursor", "query", {"type": "string"}, "next_cursor of the page before."),
         ),
         failures=(400, 422),
@@ -122,7 +66,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "/api/runs/{run_id}",
         "A run as its log tells it now.",
         views.RunView,
-        parameters=(_RUN,),
+        parameters=(RUN,),
         failures=(404, 503),
     ),
     Operation(
@@ -133,7 +77,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.Nothing,
-        parameters=(_RUN,),
+        parameters=(RUN,),
         failures=(404, 409, 413, 415, 422, 429, 503),
     ),
     Operation(
@@ -144,7 +88,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.Nothing,
-        parameters=(_RUN,),
+        parameters=(RUN,),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -155,7 +99,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.Reply,
-        parameters=(_RUN, _KEY),
+        parameters=(RUN, KEY),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -166,7 +110,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.Approval,
-        parameters=(_RUN, _KEY),
+        parameters=(RUN, KEY),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -177,7 +121,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.Reconciliation,
-        parameters=(_RUN, _KEY),
+        parameters=(RUN, KEY),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -188,7 +132,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.SteeringMessage,
-        parameters=(_RUN, _KEY),
+        parameters=(RUN, KEY),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -199,7 +143,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.Nothing,
-        parameters=(_RUN,),
+        parameters=(RUN,),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -210,7 +154,7 @@ OPERATIONS: tuple[Operation, ...] = (
         views.CommandAccepted,
         success=(202,),
         takes=http.Nothing,
-        parameters=(_RUN,),
+        parameters=(RUN,),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -220,7 +164,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Delete an ended run with all that it left; its Idempotency-Key answers 410 for 90 days.",
         None,
         success=(204,),
-        parameters=(_RUN,),
+        parameters=(RUN,),
         failures=(404, 409, 413, 415, 422, 503),
     ),
     Operation(
@@ -229,7 +173,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "/api/runs/{run_id}/questions",
         "All questions of a run with their answers, newest first.",
         views.QuestionList,
-        parameters=(_RUN,),
+        parameters=(RUN,),
         failures=(404, 503),
     ),
     Operation(
@@ -239,10 +183,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "Events of a run, oldest first.",
         views.EventsPage,
         parameters=(
-            _RUN,
-            _AFTER,
+            RUN,
+            AFTER,
             Parameter(
-                "limit", "query", _integer(1, EVENTS_LIMIT_MAX, EVENTS_LIMIT_DEFAULT), "The length of a page."
+                "limit", "query", integer(1, EVENTS_LIMIT_MAX, EVENTS_LIMIT_DEFAULT), "The length of a page."
             ),
         ),
         failures=(400, 404, 422, 503),
@@ -254,8 +198,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "One event with all of its text, however long.",
         views.EventView,
         parameters=(
-            _RUN,
-            Parameter("sequence", "path", _integer(1), "The event's sequence.", required=True),
+            RUN,
+            Parameter("sequence", "path", integer(1), "The event's sequence.", required=True),
         ),
         failures=(404, 503),
     ),
@@ -266,8 +210,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "What went over the wire in the model call that an event ended, where executors record it.",
         WireView,
         parameters=(
-            _RUN,
-            Parameter("sequence", "path", _integer(1), "The event's sequence.", required=True),
+            RUN,
+            Parameter("sequence", "path", integer(1), "The event's sequence.", required=True),
         ),
         failures=(404, 503),
     ),
@@ -277,16 +221,59 @@ OPERATIONS: tuple[Operation, ...] = (
         "/api/runs/{run_id}/stream",
         "Server-sent events: what is stored, then what comes.",
         None,
+        media="text/event-stream",
         success=(200, 204),
         parameters=(
-            _RUN,
-            _AFTER,
-            _RESUME,
-            _flag("replay", "false: only what comes from now on.", default=True),
-            _flag("deltas", "false: without transient model.delta events.", default=True),
-            _flag("follow_suspended", "true: stay while the run waits for a person.", default=False),
+            RUN,
+            AFTER,
+            RESUME,
+            flag("replay", "false: only what comes from now on.", default=True),
+            flag("deltas", "false: without transient model.delta events.", default=True),
+            flag("follow_suspended", "true: stay while the run waits for a person.", default=False),
         ),
         failures=(400, 404, 422, 503),
+    ),
+    Operation(
+        "list_artifacts",
+        "GET",
+        "/api/runs/{run_id}/artifacts",
+        "The files of a run's workspace, in the order of their names.",
+        artifacts.ArtifactList,
+        parameters=(
+            RUN,
+            Parameter(
+                "limit",
+                "query",
+                integer(1, ARTIFACTS_LIMIT_MAX, ARTIFACTS_LIMIT_DEFAULT),
+                "The length of a page.",
+            ),
+            Parameter("cursor", "query", {"type": "string"}, "next_cursor of the page before."),
+        ),
+        failures=(400, 404, 422, 503),
+    ),
+    Operation(
+        "download_artifact",
+        "GET",
+        "/api/runs/{run_id}/artifacts/{path}",
+        "The bytes of one file of a run's workspace; the path may contain slashes.",
+        None,
+        success=(200, 304),
+        media="*/*",
+        parameters=(
+            RUN,
+            Parameter("path", "path", {"type": "string"}, "Relative to the workspace.", required=True),
+            KNOWN,
+        ),
+        failures=(404, 409, 503),
+    ),
+    Operation(
+        "show_diff",
+        "GET",
+        "/api/runs/{run_id}/diff",
+        "What changed in a run's workspace since the run began.",
+        artifacts.DiffView,
+        parameters=(RUN, Parameter("path", "query", {"type": "string"}, "Only this file or folder.")),
+        failures=(404, 409, 422, 503),
     ),
     Operation(
         "list_dead_letters",
@@ -301,7 +288,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter(
                 "limit",
                 "query",
-                _integer(1, LETTERS_LIMIT_MAX, LETTERS_LIMIT_DEFAULT),
+                integer(1, LETTERS_LIMIT_MAX, LETTERS_LIMIT_DEFAULT),
                 "The length of a page.",
             ),
             Parameter("cursor", "query", {"type": "string"}, "next_cursor of the page before."),

@@ -48,9 +48,9 @@ class Roster:
                 "no executor has a model: set OPENAI_API_KEY, OPENAI_BASE_URL and MODEL_ID, and restart the executors"
             )
 
-    async def catalogs(self) -> list[HostCatalog]:
+    async def catalogs(self, *, fresh: bool = False) -> list[HostCatalog]:
         """What live hosts offer."""
-        boots = {replica.boot for replica in await self.replicas()}
+        boots = {replica.boot for replica in await self.replicas(fresh=fresh)}
         found: list[HostCatalog] = []
         for entry in await self._catalog.entries():
             try:

@@ -20,7 +20,8 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import PerdureError
 from services.gateway import openapi
 from services.gateway.auth import Keyring
-from services.gateway.operations import OPERATIONS, Operation
+from services.gateway.operation import Operation
+from services.gateway.operations import OPERATIONS
 from services.gateway.problems import NotAllowedHere, RequestIds, failed
 from services.gateway.requests import Requests
 
@@ -51,7 +52,10 @@ def application(
     # Of what there is below /api, also of what there is not, only those learn who have a secret.
     private = {operation.path for operation in OPERATIONS if operation.name not in opened}
     routes = [
-        Route(path, _Methods(path, methods, requests, keyring if path in private else None))
+        Route(
+            path.replace("{path}", "{path:path}"),
+            _Methods(path, methods, requests, keyring if path in private else None),
+        )
         for path, methods in by_path.items()
     ]
     routes.append(Route("/api/{rest:path}", _Nowhere(keyring)))

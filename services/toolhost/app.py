@@ -24,6 +24,7 @@ from services.toolhost.evidence import Evidence
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.invoke import HostParts, Invocations
 from services.toolhost.leftovers import Leftovers
+from services.toolhost.looks import Looks
 from services.toolhost.predecessor import HolderRecord
 from services.toolhost.processes import Processes
 from services.toolhost.registry import Registry
@@ -81,7 +82,14 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
                 root=root,
             )
             effects = host_consumer(bus.subjects, liveness.boot)
-            await host.serve(liveness, HostSetting(catalog, effects), stop=chassis.stop, died=died)
+            looks = Looks(
+                settings.root,
+                Snapshots(bus.store("workspaces")),
+                secure=settings.secure,
+                program_path=settings.program_path,
+            )
+            async with bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer):
+                await host.serve(liveness, HostSetting(catalog, effects), stop=chassis.stop, died=died)
             if died.is_set():
                 raise LeaseLost("the others declared this tool host dead; it starts again as a new boot")
             await bus.queue.remove_consumer(effects)

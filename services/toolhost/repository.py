@@ -14,33 +14,22 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from services.toolhost.entries import BULK_FOLDERS, Entry, FileKind
 from services.toolhost.errors import FileTooLarge, RepositoryFault
+from services.toolhost.git import Git
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.paths import components
 
 # What we record by attributes: bytes, whatever `.gitattributes` in the workspace says. (`info/attributes` wins.)
 _ATTRIBUTES = "* -text -eol -ident -filter !working-tree-encoding !diff !merge !export-ignore !export-subst\n"
-_CONFIGURATION = (
-    "core.bare=false", "core.hooksPath=/dev/null", "core.attributesFile=/dev/null", "core.excludesFile=/dev/null",
-    "core.quotePath=false", "core.autocrlf=false", "core.safecrlf=false", "core.fileMode=true", "core.symlinks=true",
-    "core.protectNTFS=false", "core.protectHFS=false", "core.precomposeUnicode=false", "core.fsmonitor=false", "core.untrackedCache=false", "core.pager=cat",
-    "core.fsync=committed,reference", "core.fsyncMethod=batch", "gc.auto=0", "maintenance.auto=false",
-    "safe.directory=*", "advice.addEmbeddedRepo=false", "diff.renames=false", "submodule.recurse=false",
-)  # fmt: skip
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _REFERENCE_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}\Z")
 _LATEST = "refs/perdure/latest"
 _BEFORE = "refs/perdure/before"
-# A git that takes longer hangs on the file system; a snapshot of 200,000 files takes a minute or two.
-_GIT_PATIENCE_S = 300.0
-# Lists of paths and objects are ours to bound: 200,000 paths of 4 KiB would be refused by the walk before.
-_ANSWER_BYTES_MAX = 256 << 20
 _DIFF_BYTES_MAX = 4 << 20
 _FILE_BYTES_MAX = 64 << 20
 # Files may change while they are hashed; a workspace that never stands still is snapshotted between two calls.
@@ -62,12 +51,16 @@ class ChangedPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HiddenRepository:
-    """See the module. `git_dir` lies outside of `worktree`; `program_path` is the PATH that git is found on."""
+    """See the module. `git_dir` lies outside of `worktree`; `program_path` is the PATH that git is found on; an `index`
+    of its own leaves that of the repository's holder alone."""
 
-    def __init__(self, *, git_dir: Path, worktree: Path, program_path: str = os.defpath) -> None:
+    def __init__(
+        self, *, git_dir: Path, worktree: Path, program_path: str = os.defpath, index: Path | None = None
+    ) -> None:
         self.git_dir = git_dir
         self.worktree = worktree
-        self._program_path = program_path
+        self._commands = Git(git_dir=git_dir, worktree=worktree, program_path=program_path, index=index)
+        self._git = self._commands.run
         self._lock = asyncio.Lock()
 
     async def ensure(self) -> None:
@@ -180,15 +173,35 @@ class HiddenRepository:
     ) -> str:
         """What changed in the worktree since `from_commit`, as a unified diff with new and deleted files; `path`
         (a file or folder) narrows it. Empty when nothing changed; cut after `bytes_max`, and then it says so."""
-        narrowed = ["--", *(["/".join(components(path))] if path and components(path) else [])]
-        async with self._lock:
-            tree = await self._tree_of_worktree()
-        options = ("-r", "-p", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
-        raw = await self._git(
-            "diff-tree", *options, _checked(from_commit), tree, *narrowed, bytes_max=bytes_max, cut=True
-        )
+        raw = await self.difference(from_commit, None, path, bytes_max=bytes_max)
         text = raw[:bytes_max].decode("utf-8", "replace")
         return text if len(raw) <= bytes_max else f"{text}\n… [the rest of the diff is left out] …\n"
+
+    async def difference(
+        self, older: str, newer: str | None, path: str | None, *, bytes_max: int = _DIFF_BYTES_MAX
+    ) -> bytes:
+        """The same between two commits (`None`: the worktree), as bytes; longer than `bytes_max` when it was cut."""
+        narrowed = ["--", *(["/".join(components(path))] if path and components(path) else [])]
+        if newer is None:
+            async with self._lock:
+                newer = await self._tree_of_worktree()
+        options = ("-r", "-p", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
+        return await self._git(
+            "diff-tree", *options, _checked(older), _checked(newer), *narrowed, bytes_max=bytes_max, cut=True
+        )
+
+    async def files_of(self, commit: str) -> list[Entry]:
+        """All files and links that the commit holds, sorted by their bytes."""
+        raw = await self._git("ls-tree", "-r", "-z", "-l", _checked(commit))
+        found: list[Entry] = []
+        for line in filter(None, raw.split(b"\0")):
+            about, _, path = line.partition(b"\t")
+            mode, kind, _, size = about.decode().split()
+            if kind == "blob":
+                link = mode == "120000"
+                entry = FileKind.SYMLINK if link else FileKind.FILE
+                found.append(Entry(path=os.fsdecode(path), kind=entry, size_bytes=0 if link else int(size)))
+        return found
 
     async def changed_paths(self, older: str, newer: str) -> list[ChangedPath]:
         """The paths in which two commits differ, sorted. A rename is a deletion and an addition."""
@@ -239,8 +252,9 @@ class HiddenRepository:
                 if attempt == _SNAPSHOT_ATTEMPTS - 1:
                     raise
                 # A file changed under git's hands, or a killed git left its lock, or half an index.
-                for name in ("index.lock", "index")[: attempt + 1]:
-                    (self.git_dir / name).unlink(missing_ok=True)
+                index = self._commands.index
+                for spoilt in (index.with_name(f"{index.name}.lock"), index)[: attempt + 1]:
+                    spoilt.unlink(missing_ok=True)
         raise AssertionError("the last attempt returns or raises")
 
     def _present(self) -> list[bytes]:
@@ -261,75 +275,6 @@ class HiddenRepository:
             "rev-parse", "--verify", "--quiet", "--end-of-options", name, accepted=(0, 1, 128)
         )
         return raw.decode().strip() or None
-
-    async def _git(
-        self,
-        *arguments: str,
-        data: bytes = b"",
-        extra: Mapping[str, str] | None = None,
-        directory: Path | None = None,
-        bytes_max: int = _ANSWER_BYTES_MAX,
-        cut: bool = False,
-        accepted: Sequence[int] = (0,),
-    ) -> bytes:
-        """What git answers. More than `bytes_max` is an error, or just cut off."""
-        settings = [item for setting in _CONFIGURATION for item in ("-c", setting)]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *("git", *settings, *arguments),
-                cwd=directory or self.worktree,
-                env=self._environment() | dict(extra or {}),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except FileNotFoundError as error:
-            raise RepositoryFault(f"git or the workspace is missing: {error.filename}") from None
-        try:
-            async with asyncio.timeout(_GIT_PATIENCE_S), asyncio.TaskGroup() as group:
-                group.create_task(_feed(process, data))
-                answering = group.create_task(_read(process, process.stdout, bytes_max))
-                complaining = group.create_task(_read(process, process.stderr, _ANSWER_BYTES_MAX))
-            code = await process.wait()
-        except TimeoutError:
-            raise RepositoryFault(
-                f"git {arguments[0]} did not finish within {_GIT_PATIENCE_S:.0f} s"
-            ) from None
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        answer = answering.result()
-        if len(answer) > bytes_max:
-            if cut:
-                return answer
-            raise RepositoryFault(f"git {arguments[0]} answered with more than {bytes_max} bytes")
-        if code not in accepted:
-            said = complaining.result().decode("utf-8", "replace").strip()[-1000:]
-            raise RepositoryFault(f"git {arguments[0]} failed: {said or f'exit code {code}'}")
-        return answer
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            "PATH": self._program_path,
-            "HOME": str(self.git_dir),
-            "LANG": "C.UTF-8",
-            "GIT_DIR": str(self.git_dir),
-            "GIT_WORK_TREE": str(self.worktree),
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_TERMINAL_PROMPT": "0",
-            "GIT_LITERAL_PATHSPECS": "1",
-            "GIT_NO_REPLACE_OBJECTS": "1",
-            "GIT_OPTIONAL_LOCKS": "0",
-            "GIT_AUTHOR_NAME": "Perdure",
-            "GIT_AUTHOR_EMAIL": "perdure@localhost",
-            "GIT_COMMITTER_NAME": "Perdure",
-            "GIT_COMMITTER_EMAIL": "perdure@localhost",
-        }
 
 
 def git_is_installed(program_path: str) -> bool:
@@ -368,29 +313,3 @@ def _unlink(worktree: Path, names: set[bytes]) -> None:
         within = [parent for parent in path.parents if parent != worktree and parent.is_relative_to(worktree)]
         if not any(parent.is_symlink() for parent in within):
             path.unlink(missing_ok=True)
-
-
-async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
-    assert process.stdin is not None
-    # A git that has ended early (its complaint says why) takes no more.
-    with suppress(BrokenPipeError, ConnectionResetError):
-        if data and not process.stdin.is_closing():
-            process.stdin.write(data)
-            await process.stdin.drain()
-    process.stdin.close()
-
-
-async def _read(
-    process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, bytes_max: int
-) -> bytes:
-    """All of it; a process that says more than `bytes_max` is killed, and what comes back is longer than that."""
-    assert stream is not None
-    data = bytearray()
-    while block := await stream.read(1 << 18):
-        if len(data) <= bytes_max:
-            data += block
-            if len(data) > bytes_max:
-                # It may have ended already: what it said lay in the pipe.
-                with suppress(ProcessLookupError):
-                    process.kill()
-    return bytes(data)

@@ -92,20 +92,9 @@ class Snapshots:
     ) -> str:
         """Make the folder what it was: at the end of the chain, or at an older `snapshot`, which every whole bundle
         holds too. Gives the commit of the worktree. What stands in the folder is recorded before (`refs/perdure/before`);
-        what snapshots never hold (`BULK_FOLDERS`, pipes) stays. Raises `ToolFailure`; safe to repeat.
-
-        For a fork, `repository` is another workspace's and `workspace_id` the one that the snapshot is of."""
-        for link, name in zip(chain, objects_of(workspace_id, chain), strict=True):
-            if not await repository.has(link):
-                await repository.unbundle(await self._fetched(name), _KEPT)
-            if not await repository.has(link):
-                raise RepositoryFault(f"the object {name} does not hold the snapshot that it is named by")
-            # What comes on top of it is taken only where a reference leads to it.
-            await repository.point(_KEPT, link)
+        what snapshots never hold (`BULK_FOLDERS`, pipes) stays. Raises `ToolFailure`; safe to repeat."""
         wanted = snapshot or chain[-1]
-        commit = await repository.resolve(f"{wanted}^1")
-        if commit is None:
-            raise RepositoryFault(f"snapshot {wanted} is not in the chain that ends with {chain[-1]}")
+        commit = await self.fetch(repository, workspace_id, chain, wanted)
         raw = await repository.file_at(wanted, _EXTRAS)
         extras = msgspec.json.decode(raw or b"{}", type=Extras)
         await repository.make_worktree(commit)
@@ -114,6 +103,22 @@ class Snapshots:
             await repository.checkout(wanted, folder)
             former = repository.git_dir.with_suffix(".before") / wanted
             await asyncio.to_thread(put_extras, repository.worktree, folder / _GIT_FOLDERS, extras, former)
+        return commit
+
+    async def fetch(
+        self, repository: HiddenRepository, workspace_id: str, chain: Sequence[str], snapshot: str
+    ) -> str:
+        """Take in all that the chain holds; gives the commit of the worktree at `snapshot`. Raises `ToolFailure`."""
+        for link, name in zip(chain, objects_of(workspace_id, chain), strict=True):
+            if not await repository.has(link):
+                await repository.unbundle(await self._fetched(name), _KEPT)
+            if not await repository.has(link):
+                raise RepositoryFault(f"the object {name} does not hold the snapshot that it is named by")
+            # What comes on top of it is taken only where a reference leads to it.
+            await repository.point(_KEPT, link)
+        commit = await repository.resolve(f"{snapshot}^1")
+        if commit is None:
+            raise RepositoryFault(f"snapshot {snapshot} is not in the chain that ends with {chain[-1]}")
         return commit
 
     async def _extras_tree(self, repository: HiddenRepository) -> str:
