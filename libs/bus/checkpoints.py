@@ -6,15 +6,18 @@ that it names and the fold's version is this one's; it is written from acknowled
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from libs.bus.history import blob_name
 from libs.bus.ports import Blobs, Bucket, Log, LogKey
-from libs.contracts.envelope import Record
+from libs.contracts.envelope import Event, Record
 from libs.contracts.errors import BusUnavailable
+from libs.contracts.evolve import evolve
+from libs.contracts.evolve_project import evolve_project
+from libs.contracts.project import PROJECT_FOLD_VERSION, ProjectState
 from libs.contracts.run import FOLD_VERSION, RunState
 from libs.contracts.subjects import checkpoint_key
 
@@ -26,15 +29,38 @@ INDEX_RECORDS = 64
 _log = logging.getLogger("perdure.bus")
 
 
-class Folded(NamedTuple):
-    """A run as read: its state, and the stream sequence and message id of the last record in it."""
+class State(Protocol):
+    """What every folded state says of its log. `status` stands in the headers of its records."""
 
-    state: RunState
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def log_id(self) -> str: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def deleted(self) -> bool: ...
+
+
+S = TypeVar("S", bound=State)
+
+
+class FoldedLog(NamedTuple, Generic[S]):
+    """A log as read: its state, and the stream sequence and message id of the last record in it."""
+
+    state: S
     last: int
     message_id: str
 
 
-class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
+Folded: TypeAlias = FoldedLog[RunState]
+
+
+class Checkpointed(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
     """What a checkpoint key holds. It counts only if the log holds `message_id` at `last` and the fold is the same.
 
     `index` pairs public sequences with the stream sequences of their records, one every 64 records, so that reading
@@ -44,28 +70,42 @@ class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
     fold_version: int
     last: int
     message_id: str
-    state: RunState
+    state: S
     index: list[tuple[int, int]] = []
 
 
-class Resumed(NamedTuple):
+class Fold(NamedTuple, Generic[S]):
+    """How logs of one kind (`noun`) are folded. A checkpoint of another `version` is not used."""
+
+    noun: str
+    version: int
+    checkpoint: "type[Checkpointed[S]]"
+    evolve: Callable[[S | None, Event], S]
+
+
+RUN_FOLD = Fold("run", FOLD_VERSION, Checkpointed[RunState], evolve)
+PROJECT_FOLD = Fold("project", PROJECT_FOLD_VERSION, Checkpointed[ProjectState], evolve_project)
+
+
+class Resumed(NamedTuple, Generic[S]):
     """Where folding may begin: the checkpoint (`None`: at the beginning) and all records behind it."""
 
-    checkpoint: Checkpointed | None
+    checkpoint: Checkpointed[S] | None
     behind: list[Record]
 
 
-class Checkpoints:
-    """The checkpoints of a deployment."""
+class FoldCheckpoints(Generic[S]):
+    """The checkpoints of a deployment's logs of one kind."""
 
-    def __init__(self, bucket: Bucket, blobs: Blobs, log: Log) -> None:
-        self._bucket, self._blobs, self._log = bucket, blobs, log
+    def __init__(self, bucket: Bucket, blobs: Blobs, log: Log, fold: Fold[S]) -> None:
+        self._bucket, self._blobs, self._log, self.fold = bucket, blobs, log, fold
+        self._decoder = msgspec.json.Decoder(fold.checkpoint)
 
-    async def load(self, key: LogKey) -> Checkpointed | None:
+    async def load(self, key: LogKey) -> Checkpointed[S] | None:
         """The run's checkpoint if it is valid."""
         return (await self.resume(key)).checkpoint
 
-    async def resume(self, key: LogKey) -> Resumed:
+    async def resume(self, key: LogKey) -> Resumed[S]:
         """All that a fold needs: no round trip more than the log itself takes, mostly one or two."""
         found, tail = await asyncio.gather(self._bucket.get(checkpoint_key(key.log_id)), self._log.tail(key))
         if tail is None:
@@ -73,7 +113,7 @@ class Checkpoints:
         if tail.header.previous == 0:
             return Resumed(None, [tail])
         checkpoint = await self._decoded(key, found.value) if found is not None else None
-        if checkpoint is None or checkpoint.fold_version != FOLD_VERSION:
+        if checkpoint is None or checkpoint.fold_version != self.fold.version:
             return Resumed(None, await self._log.read(key))
         # The record that the checkpoint ends with is read again: it is the proof.
         behind = await self._log.read(key, checkpoint.last - 1)
@@ -84,12 +124,12 @@ class Checkpoints:
         _log.warning("bus.checkpoint_ignored", extra={"fields": {"log": key.log_id, "last": checkpoint.last}})
         return Resumed(None, await self._log.read(key))
 
-    async def save(self, folded: Folded, index: Sequence[tuple[int, int]] = ()) -> None:
+    async def save(self, folded: FoldedLog[S], index: Sequence[tuple[int, int]] = ()) -> None:
         """Keep a fold of acknowledged records."""
         state = folded.state
         value = _encoder.encode(
             Checkpointed(
-                fold_version=FOLD_VERSION,
+                fold_version=self.fold.version,
                 last=folded.last,
                 message_id=folded.message_id,
                 state=state,
@@ -98,24 +138,31 @@ class Checkpoints:
         )
         if len(value) > CHECKPOINT_BYTES_MAX:
             # One name a run: the former checkpoint goes when the next one comes.
-            name = blob_name(state.tenant, f"checkpoint-{state.run_id}")
+            name = blob_name(state.tenant, f"checkpoint-{state.log_id}")
             await self._blobs.put(name, value)
             value = _encoder.encode(_Elsewhere(elsewhere=name))
-        await self._bucket.put(checkpoint_key(state.run_id), value)
+        await self._bucket.put(checkpoint_key(state.log_id), value)
 
-    async def _decoded(self, key: LogKey, value: bytes) -> Checkpointed | None:
+    async def _decoded(self, key: LogKey, value: bytes) -> Checkpointed[S] | None:
         """`None` when it cannot be read: then the log is folded from its beginning, which is always right."""
         try:
             if value.startswith(b'{"elsewhere":'):
                 name = msgspec.json.decode(value, type=_Elsewhere).elsewhere
                 value = await self._blobs.get(name) or b""
-            return _decoder.decode(value)
+            return self._decoder.decode(value)
         except (msgspec.MsgspecError, BusUnavailable) as error:
             # Garbled, of another version, or being replaced this moment.
             _log.warning(
                 "bus.checkpoint_unreadable", extra={"fields": {"log": key.log_id, "error": str(error)}}
             )
             return None
+
+
+class Checkpoints(FoldCheckpoints[RunState]):
+    """The checkpoints of runs."""
+
+    def __init__(self, bucket: Bucket, blobs: Blobs, log: Log) -> None:
+        super().__init__(bucket, blobs, log, RUN_FOLD)
 
 
 class _Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,4 +172,3 @@ class _Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Checkpointed)

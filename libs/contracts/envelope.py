@@ -9,14 +9,14 @@ Invariant: the wire form of an event is its public form, byte for byte, so a rea
 
 import typing
 from collections.abc import Sequence
-from types import UnionType
 from typing import NamedTuple
 
 import msgspec
 
-from libs.contracts import events
+from libs.contracts import events, project_events
 from libs.contracts.errors import NewerRecord, PerdureError, UnreadableRecord
 from libs.contracts.events import EventBody, LogEvent
+from libs.contracts.project_events import ProjectEvent
 from libs.contracts.subjects import RecordClass
 
 SCHEMA = 1
@@ -50,12 +50,13 @@ class WireEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Event(NamedTuple):
-    """A decoded event: its place in the run, its time, and what became true."""
+    """A decoded event: its place in its log, its time, and what became true. `run_id` names the log: a run's, a
+    workspace's, a project's."""
 
     sequence: int
     run_id: str
     at: str
-    body: LogEvent
+    body: LogEvent | ProjectEvent
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,18 +205,21 @@ def parse_header(headers: dict[str, str], *, stream_sequence: int, record_class:
         raise UnreadableRecord(f"record {stream_sequence} lacks or garbles a header: {error!r}") from error
 
 
-def event_kinds() -> dict[str, type[LogEvent]]:
+def event_kinds() -> dict[str, type[LogEvent | ProjectEvent]]:
     """Every kind of event by its public name."""
-    return {kind.type: kind for kind in _kinds(events.LogEvent)}
+    project_kinds: tuple[type[ProjectEvent], ...] = typing.get_args(project_events.ProjectEvent)
+    return {**run_event_kinds(), **{kind.type: kind for kind in project_kinds}}
 
 
-def _kinds(union: UnionType) -> tuple[type[LogEvent], ...]:
-    return typing.get_args(union)
+def run_event_kinds() -> dict[str, type[LogEvent]]:
+    """Every kind of event of a run or its workspace."""
+    kinds: tuple[type[LogEvent], ...] = typing.get_args(events.LogEvent)
+    return {kind.type: kind for kind in kinds}
 
 
 _encoder = msgspec.json.Encoder()
 _record_decoder = msgspec.json.Decoder(RecordBody)
 _raw_decoder = msgspec.json.Decoder(RawRecordBody)
-_body_decoders: dict[str, msgspec.json.Decoder[LogEvent]] = {
+_body_decoders: dict[str, msgspec.json.Decoder[LogEvent | ProjectEvent]] = {
     name: msgspec.json.Decoder(kind) for name, kind in event_kinds().items()
 }

@@ -41,7 +41,7 @@ def evolve(state: RunState | None, event: Event) -> RunState:
         raise IllegalTransition(f"{event.run_id} was created twice (event {event.sequence})")
     if event.sequence != state.sequence + 1:
         raise IllegalTransition(f"event {event.sequence} of {event.run_id} follows {state.sequence}: a gap")
-    if state.status not in LEGAL[type(body)]:
+    if state.status not in LEGAL.get(type(body), frozenset()):
         raise IllegalTransition(
             f"{body.type} (event {event.sequence}) is not legal in {state.status} ({event.run_id})"
         )

@@ -60,6 +60,22 @@ def child_run_id(parent_run_id: str, call_id: str) -> str:
     return f"run_{shard_of(parent_run_id)}_{_encode(digest[:16])}"
 
 
+def random_project_id(clock: Clock, shard: int) -> str:
+    """A fresh project id in an open shard."""
+    return f"project_{shard}_{_timed_body(clock.now(), clock.entropy(10))}"
+
+
+def derived_project_id(shards: int, *cause: str) -> str:
+    """The project id of a cause, as `derived_run_id` makes those of runs."""
+    return "project_" + derived_run_id(shards, "project", *cause).removeprefix("run_")
+
+
+def session_run_id(project_id: str, session: int, stage: str) -> str:
+    """The run of a stage of a project's session: always the same, always in the project's shard."""
+    digest = hashlib.sha256(f"{project_id}\0{session}\0{stage}".encode()).digest()
+    return f"run_{shard_of(project_id)}_{_encode(digest[:16])}"
+
+
 def task_id_of(run_id: str) -> str:
     """The task that a first run belongs to; both share shard and body, so one finds the other without an index."""
     return "task_" + run_id.removeprefix("run_")

@@ -11,6 +11,7 @@ import msgspec
 from libs.contracts import events as e
 from libs.contracts.checks import Check, Verification
 from libs.contracts.events import EventBody
+from libs.contracts.projects import FeatureSpec, Handoff
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
 from libs.contracts.transcript import AssistantItem, Item, UserItem
@@ -190,6 +191,15 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     questions: int = 0
 
 
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a step of an errand."""
+
+    name: str
+    ok: bool
+    output: str = ""
+    metadata: dict[str, object] = {}
+
+
 class PendingVerification(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     attempt: int
@@ -281,8 +291,17 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     verification: Verification | None = None
     verification_rounds: int = 0
 
+    # What a session of a project leaves: its handoff, the features that it proposed, the results of its steps in order.
+    handoff: Handoff | None = None
+    proposed: list[FeatureSpec] | None = None
+    steps: tuple[StepResult, ...] = ()
+
     answer: str | None = None
     error: RunError | None = None
+
+    @property
+    def log_id(self) -> str:
+        return self.run_id
 
     @property
     def terminal(self) -> bool:

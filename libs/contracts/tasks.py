@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from libs.contracts.checks import Check
+from libs.contracts.sessions import Errand, SessionRef
 from libs.contracts.subjects import Priority
 
 ContextStrategy = Literal["sliding-window", "summarising"]
@@ -72,6 +73,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `workspace` is the name as given (`None`: a workspace of the run's own); `model` and `tools` narrow what the
     deployment offers; `instructions` are added to the system prompt; `unattended` runs never wait for a person.
+
+    Of projects: the `session` that the run is a stage of; `errands`, the steps of a run that asks no model; `baseline`,
+    the snapshot of the workspace that the run's changes are compared with (`None`: as the run found it).
     """
 
     goal: str
@@ -84,6 +88,9 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] = {}
     instructions: str | None = None
     unattended: bool = False
+    session: SessionRef | None = None
+    errands: list[Errand] = []
+    baseline: str | None = None
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,18 @@ import msgspec
 from libs.contracts.eventbody import EventBody
 from libs.contracts.values import ProjectInstructions
 
+# Calls of the runtime itself in errands, over the work queue; never offered to a model (`HostCatalog`). Each is idempotent.
+# `workspace_prepare` {seed_dir, git_url, head} -> metadata {began: bool}: an empty workspace begins as it shall
+WORKSPACE_PREPARE = "workspace_prepare"
+# `workspace_command` {argv}: a command of the project (its `init`, a hook), in the workspace and its sandbox
+WORKSPACE_COMMAND = "workspace_command"
+# `workspace_commit` {message, trailers, files, verified} -> metadata {commit, head, baseline, found}
+WORKSPACE_COMMIT = "workspace_commit"
+# `workspace_set_aside` {ref, message, head} -> metadata {side_ref, head, baseline}: leftovers go, the tree is clean
+WORKSPACE_SET_ASIDE = "workspace_set_aside"
+# `workspace_restore` {ref} -> metadata {restored: bool}: what was set aside comes back
+WORKSPACE_RESTORE = "workspace_restore"
+
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a workspace in the object store. `chain`: the snapshots that bring it back, the first one whole and

@@ -84,7 +84,7 @@ async def test_a_checkpoint_that_the_log_does_not_confirm_is_not_used(
     stored = await bus.bucket("checkpoints").get(checkpoint_key(run_id))
     assert stored is not None
     older = msgspec.structs.replace(
-        msgspec.json.decode(stored.value, type=Checkpointed), fold_version=0, state=folded.state
+        msgspec.json.decode(stored.value, type=Checkpointed[RunState]), fold_version=0, state=folded.state
     )
     for value in (msgspec.json.encode(older), b"{garbled", b'{"elsewhere":"acme/nowhere"}'):
         await bus.bucket("checkpoints").put(checkpoint_key(run_id), value)

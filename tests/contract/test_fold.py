@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from libs.contracts import events as e
 from libs.contracts import evolve as fold_module
-from libs.contracts.envelope import Event, event_kinds
+from libs.contracts.envelope import Event, run_event_kinds
 from libs.contracts.errors import IllegalTransition
 from libs.contracts.events import EventBody, LogEvent
 from libs.contracts.evolve import evolve, fold
@@ -29,7 +29,7 @@ FIRST = e.RunCreated(
     workspace=RUN,
     body_hash="0",
 )
-KINDS: list[type[LogEvent]] = sorted(event_kinds().values(), key=lambda kind: kind.type)
+KINDS: list[type[LogEvent]] = sorted(run_event_kinds().values(), key=lambda kind: kind.type)
 # What may still follow an end: markers of copies and the tombstone.
 AFTER_THE_END = {e.RunForked, e.RunImported, e.RunDeleted}
 
@@ -69,7 +69,7 @@ def legal_histories(draw: st.DrawFn) -> list[Event]:
 
 
 def test_every_kind_of_event_has_its_legal_statuses_and_its_fold() -> None:
-    kinds = frozenset[type[EventBody]](event_kinds().values()) - {e.RunCreated}
+    kinds = frozenset[type[EventBody]](run_event_kinds().values()) - {e.RunCreated}
     assert set(LEGAL) == kinds
     assert set(fold_module._FOLDS) == kinds  # pyright: ignore[reportPrivateUsage] the table is what is tested
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from libs.contracts.envelope import decode_event, encode_event, event_kinds
+from libs.contracts.envelope import decode_event, encode_event, run_event_kinds
 from libs.contracts.evolve import evolve
 from tests.contract.golden import expected, folded, histories, read, state_file
 
@@ -37,7 +37,7 @@ def test_no_state_on_the_way_waits_and_owns_at_once(history: Path) -> None:
 
 def test_the_golden_histories_hold_every_kind_of_event_and_every_end() -> None:
     kinds = {wire.type for history in histories() for wire in read(history)}
-    assert kinds == set(event_kinds()), "a new kind needs a new history; the old ones are never changed"
+    assert kinds == set(run_event_kinds()), "a new kind needs a new history; the old ones are never changed"
     ends = {expected(history)["status"] for history in histories()}
     assert ends >= {"COMPLETED", "FAILED", "CANCELLED"}
 

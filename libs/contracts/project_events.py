@@ -1,0 +1,211 @@
+"""Every event of a project's own log, frozen, in the past tense (contract, section 6).
+
+Invariant: as in `events.py`: an event says what became true and carries all that the fold needs, with its evidence. All
+of them are `life`: whoever decides about a project looks at it again.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from libs.contracts.eventbody import EventBody
+from libs.contracts.projects import (
+    Evidence,
+    FeatureSpec,
+    FeatureStatus,
+    Handoff,
+    Outcome,
+    Phase,
+    ProjectLimits,
+    ProjectSpec,
+)
+from libs.contracts.sessions import SessionKind, Stage
+from libs.contracts.values import RunError, Usage
+
+Cap = Literal["sessions", "tokens", "cost", "wall_time", "attempts", "features"]
+
+
+class ProjectCreated(EventBody, frozen=True, kw_only=True):
+    """`workspace` is the name of the project's workspace, `limits` what is in force."""
+
+    type = "project.created"
+    life = True
+    tenant: str
+    spec: ProjectSpec
+    workspace: str
+    body_hash: str
+    by: str
+
+
+class FeatureListSet(EventBody, frozen=True, kw_only=True):
+    """The list of features, once; `session` wrote it, or it was given with the project. Valid by `featurelist.py`."""
+
+    type = "project.feature_list_set"
+    life = True
+    features: list[FeatureSpec]
+    session: int | None = None
+
+
+class FeatureListAmended(EventBody, frozen=True, kw_only=True):
+    """A session added features; nothing else of the list may ever change."""
+
+    type = "project.feature_list_amended"
+    life = True
+    features: list[FeatureSpec]
+    session: int
+
+
+class FeatureListRejected(EventBody, frozen=True, kw_only=True):
+    """What a session proposed changes nothing; the next session is told why."""
+
+    type = "project.feature_list_rejected"
+    life = True
+    problems: list[str]
+    session: int
+
+
+class PhaseChanged(EventBody, frozen=True, kw_only=True):
+    type = "project.phase_changed"
+    life = True
+    before: Phase
+    phase: Phase
+
+
+class ProjectPaused(EventBody, frozen=True, kw_only=True):
+    type = "project.paused"
+    life = True
+    by: str
+
+
+class ProjectResumed(EventBody, frozen=True, kw_only=True):
+    """Goes on after a pause or a block; `limits` are in force from now on, if they were raised."""
+
+    type = "project.resumed"
+    life = True
+    by: str
+    limits: ProjectLimits | None = None
+    max_attempts_per_feature: int | None = None
+
+
+class ProjectBlocked(EventBody, frozen=True, kw_only=True):
+    """Nothing more happens until somebody resumes the project: never the same as done."""
+
+    type = "project.blocked"
+    life = True
+    cap: Cap
+    reason: str
+
+
+class ProjectCancelRequested(EventBody, frozen=True, kw_only=True):
+    type = "project.cancel_requested"
+    life = True
+    by: str
+
+
+class ProjectCancelled(EventBody, frozen=True, kw_only=True):
+    type = "project.cancelled"
+    life = True
+    by: str
+
+
+class ProjectCompleted(EventBody, frozen=True, kw_only=True):
+    """All features are committed or skipped, and all committed ones were proved once more."""
+
+    type = "project.completed"
+    life = True
+    committed: int
+    skipped: int
+    commit: str | None = None
+
+
+class SessionStarted(EventBody, frozen=True, kw_only=True):
+    """`attempt` is told to the model. `reverify` are committed features that are proved first."""
+
+    type = "session.started"
+    life = True
+    session: int
+    kind: SessionKind
+    lane: int = 0
+    feature_id: str | None = None
+    attempt: int = 1
+    reverify: list[str] = msgspec.field(default_factory=list[str])
+
+
+class SessionRunRequested(EventBody, frozen=True, kw_only=True):
+    """The intent of a run; its id derives from this decision, so however often it is made, there is one."""
+
+    type = "session.run_requested"
+    life = True
+    session: int
+    stage: Stage
+    run_id: str
+    lane: int = 0
+
+
+class SessionRunEnded(EventBody, frozen=True, kw_only=True):
+    """How the run of a stage ended, as its own log says, and what it leaves for the next session."""
+
+    type = "session.run_ended"
+    life = True
+    session: int
+    stage: Stage
+    run_id: str
+    status: str
+    usage: Usage
+    lane: int = 0
+    error: RunError | None = None
+    evidence: Evidence | None = None
+    handoff: Handoff | None = None
+
+
+class SessionEnded(EventBody, frozen=True, kw_only=True):
+    """`retry_at`: the next session of this lane begins then at the earliest. `side_ref` holds what was not committed."""
+
+    type = "session.ended"
+    life = True
+    session: int
+    outcome: Outcome
+    reason: str = ""
+    lane: int = 0
+    feature_id: str | None = None
+    handoff: Handoff | None = None
+    evidence: Evidence | None = None
+    retry_at: str | None = None
+    side_ref: str | None = None
+    # The workspace's own commit after this session, and the snapshot that later runs are compared with.
+    head: str | None = None
+    baseline: str | None = None
+
+
+class FeatureStateChanged(EventBody, frozen=True, kw_only=True):
+    """`by` is a person who asked for it; else `session` made it true and `evidence` says how."""
+
+    type = "feature.state_changed"
+    life = True
+    feature_id: str
+    before: FeatureStatus
+    state: FeatureStatus
+    reason: str = ""
+    session: int | None = None
+    evidence: Evidence | None = None
+    by: str | None = None
+
+
+ProjectEvent = (
+    ProjectCreated
+    | FeatureListSet
+    | FeatureListAmended
+    | FeatureListRejected
+    | PhaseChanged
+    | ProjectPaused
+    | ProjectResumed
+    | ProjectBlocked
+    | ProjectCancelRequested
+    | ProjectCancelled
+    | ProjectCompleted
+    | SessionStarted
+    | SessionRunRequested
+    | SessionRunEnded
+    | SessionEnded
+    | FeatureStateChanged
+)

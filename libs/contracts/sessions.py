@@ -1,0 +1,47 @@
+"""What a run says of the session of a project that it belongs to, and the steps of a run that asks no model.
+
+Invariant: a step is a call of the runtime; no model is offered it, and it is done again after a crash, so it is idempotent.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class SessionKind(StrEnum):
+    """`initialize` writes the list of features, `feature` works on one, `final` proves all of them once more."""
+
+    INITIALIZE = "initialize"
+    FEATURE = "feature"
+    FINAL = "final"
+
+
+class Stage(StrEnum):
+    """The runs of a session, in order: an errand that looks at the environment, the agent, an errand that closes."""
+
+    HEALTH = "health"
+    AGENT = "agent"
+    CLOSE = "close"
+
+
+class SessionRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """In a run's task: which session of which project it is a stage of. `features_min`: how many a first list needs."""
+
+    project_id: str
+    session: int
+    stage: Stage
+    kind: SessionKind
+    feature_id: str | None = None
+    features_min: int = 1
+
+
+class Errand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step of a run that asks no model: a call of the runtime to the workspace's host (`name`, `arguments`), or with
+    the name `verify` the proof of the task's acceptance. Unless it `must_pass`, its failure is only recorded. Steps
+    are done again after a crash, so each is idempotent."""
+
+    name: str
+    arguments: dict[str, object] = {}
+    timeout_s: float = 120.0
+    must_pass: bool = True
+    label: str = ""

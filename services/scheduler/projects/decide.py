@@ -1,0 +1,220 @@
+"""The pure core of projects: `settle(state, env)` says what is to be recorded, and which runs should exist now.
+
+Invariant: the same log and the same runs give the same decision, in whichever scheduler; a run is asked for in the log
+before it is made, under an id that derives from that decision, so no session is ever held twice.
+
+One step (`decide`) either has something to say (events, after which it is asked again) or names what should be true of
+the world: runs that exist, runs that end or pause, a timer that stands.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from libs.contracts import project_events as e
+from libs.contracts.clock import rfc3339
+from libs.contracts.envelope import Event
+from libs.contracts.evolve_project import evolve_project
+from libs.contracts.ids import session_run_id
+from libs.contracts.project import ProjectState, Work
+from libs.contracts.project_events import ProjectEvent
+from libs.contracts.projects import FeatureStatus, Outcome, Phase, ProjectStatus
+from libs.contracts.run import RunStatus
+from libs.contracts.sessions import SessionKind, Stage
+from services.scheduler.projects.ending import closed, run_ended
+from services.scheduler.projects.facts import RunSeen
+from services.scheduler.projects.selection import due_at
+from services.scheduler.projects.starting import start
+
+# What can be said in a row: the end of a run, what follows for the session, the next session and its first run.
+SAYS_MAX = 32
+
+
+class Env(NamedTuple):
+    """What is known beside the log. `runs` are those that the project has asked for, as far as they exist; `fired` is the
+    sequence of the wait whose timer went off, so that a clock that lags does not matter."""
+
+    now: datetime
+    runs: Mapping[str, RunSeen]
+    fired: int | None = None
+
+
+class MakeRun(NamedTuple):
+    """The run of this work's stage should exist; making it again finds it."""
+
+    lane: int
+
+
+class StopRun(NamedTuple):
+    run_id: str
+    by: str
+
+
+class PauseRun(NamedTuple):
+    run_id: str
+    by: str
+
+
+class ResumeRun(NamedTuple):
+    run_id: str
+    by: str
+
+
+class Wait(NamedTuple):
+    """A timer should stand for the event `sequence`."""
+
+    sequence: int
+    until: datetime
+
+
+Effect = MakeRun | StopRun | PauseRun | ResumeRun | Wait
+
+
+class Say(NamedTuple):
+    """To be recorded; then decide again."""
+
+    events: Sequence[ProjectEvent]
+
+
+class Do(NamedTuple):
+    """What should be true now."""
+
+    effects: tuple[Effect, ...]
+
+
+class Settled(NamedTuple):
+    """All that is to be recorded now, and what should be true once it is."""
+
+    events: list[ProjectEvent]
+    then: Do
+    state: ProjectState
+
+
+def settle(state: ProjectState, env: Env) -> Settled:
+    """Decide until there is nothing more to say. Ends, because each `Say` ends a run, a session, or begins one."""
+    said: list[ProjectEvent] = []
+    for _ in range(SAYS_MAX):
+        step = decide(state, env)
+        if isinstance(step, Do):
+            return Settled(said, step, state)
+        state = foresee(state, step.events, env.now)
+        said += step.events
+    raise AssertionError(f"the decision on {state.project_id} does not come to an end")
+
+
+def foresee(state: ProjectState, bodies: Sequence[ProjectEvent], now: datetime) -> ProjectState:
+    """The state as it will be once `bodies` are stored."""
+    at = rfc3339(now)
+    for body in bodies:
+        state = evolve_project(state, Event(state.sequence + 1, state.project_id, at, body))
+    return state
+
+
+def decide(state: ProjectState, env: Env) -> Say | Do:
+    """One step for a project, whoever asks."""
+    if state.terminal:
+        return Do(())
+    for work in state.works.values():
+        run = env.runs.get(work.run_id or "")
+        if run is not None and run.ended:
+            return Say(run_ended(state, work, run, env.now))
+    if state.cancel_requested_by is not None:
+        return _cancel(state, env, state.cancel_requested_by)
+    match state.status:
+        case ProjectStatus.PAUSED:
+            return Do(tuple(_pauses(state, env)))
+        case ProjectStatus.BLOCKED:
+            return Do(())
+        case _:
+            return _go_on(state, env)
+
+
+def _cancel(state: ProjectState, env: Env, by: str) -> Say | Do:
+    stops: list[Effect] = []
+    for work in state.works.values():
+        if work.run_id is None:
+            return Say(_abandoned(state, work, by))
+        # A run that was asked for and is not there yet may be made this moment by another scheduler: it is made, and
+        # stopped once it is seen.
+        stops.append(StopRun(work.run_id, by) if work.run_id in env.runs else MakeRun(work.lane))
+    return Do(tuple(stops)) if stops else Say([e.ProjectCancelled(by=by)])
+
+
+def _abandoned(state: ProjectState, work: Work, by: str) -> list[ProjectEvent]:
+    """The end of a session between two of its runs."""
+    return closed(state, work, Outcome.CANCELLED, f"the project was cancelled by {by}")
+
+
+def _pauses(state: ProjectState, env: Env) -> list[Effect]:
+    """Whatever runs comes to a rest between its steps."""
+    runs = (env.runs.get(work.run_id or "") for work in state.works.values())
+    return [
+        PauseRun(run.run_id, state.project_id)
+        for run in runs
+        if run is not None and run.status is not RunStatus.PAUSED and not run.pause_requested
+    ]
+
+
+def _go_on(state: ProjectState, env: Env) -> Say | Do:
+    effects: list[Effect] = []
+    for lane in range(state.spec.concurrency):
+        work = state.works.get(lane)
+        if work is None:
+            step = _idle(state, env, lane)
+        elif work.run_id is None:
+            return Say(_next_run(state, work))
+        else:
+            step = _running(env, work)
+        if isinstance(step, Say):
+            return step
+        effects += step.effects
+    return Do(tuple(effects))
+
+
+def _running(env: Env, work: Work) -> Do:
+    assert work.run_id is not None
+    run = env.runs.get(work.run_id)
+    if run is None:
+        return Do((MakeRun(work.lane),))
+    if run.status is RunStatus.PAUSED or run.pause_requested:
+        return Do((ResumeRun(work.run_id, "project"),))
+    return Do(())
+
+
+def _idle(state: ProjectState, env: Env, lane: int) -> Say | Do:
+    wait, until = state.waits.get(lane), due_at(state, lane)
+    if wait is not None and until is not None and until > env.now and env.fired != wait.sequence:
+        return Do((Wait(wait.sequence, until),))
+    return Say(events) if (events := start(state, lane, env.now)) else Do(())
+
+
+def _next_run(state: ProjectState, work: Work) -> list[ProjectEvent]:
+    """Ask for the run of the session's next stage."""
+    stage = next_stage(state, work)
+    events: list[ProjectEvent] = []
+    if stage is Stage.AGENT and work.feature_id is not None:
+        feature = state.features[work.feature_id]
+        events.append(
+            e.FeatureStateChanged(
+                feature_id=feature.id,
+                before=feature.state,
+                state=FeatureStatus.IN_PROGRESS,
+                session=work.session,
+                reason=f"attempt {work.attempt}",
+            )
+        )
+    if stage is Stage.CLOSE and state.phase is Phase.VERIFY and work.kind is SessionKind.FEATURE:
+        events.append(e.PhaseChanged(before=Phase.VERIFY, phase=Phase.COMMIT))
+    run_id = session_run_id(state.project_id, work.session, stage)
+    events.append(e.SessionRunRequested(session=work.session, stage=stage, run_id=run_id, lane=work.lane))
+    return events
+
+
+def next_stage(state: ProjectState, work: Work) -> Stage:
+    """What comes after the stages that have ended. A list that was given needs no model to write it."""
+    if Stage.HEALTH not in work.ends:
+        return Stage.HEALTH
+    given = work.kind is SessionKind.INITIALIZE and state.features
+    if Stage.AGENT not in work.ends and not given:
+        return Stage.AGENT
+    return Stage.CLOSE
