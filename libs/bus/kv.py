@@ -118,7 +118,7 @@ class ServerBucket:
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncGenerator[AsyncIterator[tuple[str, bytes | None]]]:
-        ordered = Ordered(self._js, self._stream, f"{self._prefix}{prefix}>", None)
+        ordered = Ordered(self._js, self._stream, f"{self._prefix}{prefix}>", None, relists=True)
         try:
             await ordered.open()
             yield _Watch(ordered, len(self._prefix))
@@ -229,23 +229,45 @@ class ServerBucket:
 
 
 class _Watch(AsyncIterator[tuple[str, bytes | None]]):
-    """First every live value, then `("", None)` once, then each change."""
+    """First every live value, then `("", None)` once, then each change.
+
+    After an interruption the values are listed again, and what is no longer among them is told: an expiry leaves its
+    marker for moments only, and a bucket that was deleted leaves none.
+    """
 
     def __init__(self, ordered: Ordered, skip: int) -> None:
         self._ordered, self._skip = ordered, skip
+        self._beginning = 0
         self._caught_up = False
+        # The keys whose values were told and not their end; of these, the ones that the current list has not named.
+        self._live: set[str] = set()
+        self._unlisted: set[str] = set()
 
     async def __anext__(self) -> tuple[str, bytes | None]:
         while True:
-            if not self._caught_up and self._ordered.initial == 0:
-                self._caught_up = True
-                return ("", None)
-            stored = await self._ordered.peek()
-            self._ordered.drop()
-            gone = _is_gone(stored)
-            if gone and not self._caught_up:
+            if self._beginning != self._ordered.beginnings:
+                self._beginning = self._ordered.beginnings
+                self._unlisted = set(self._live)
+            if self._ordered.initial == 0:
+                if self._unlisted:
+                    key = self._unlisted.pop()
+                    self._live.discard(key)
+                    return key, None
+                if not self._caught_up:
+                    self._caught_up = True
+                    return "", None
+            stored = await self._ordered.step()
+            if stored is None:
                 continue
-            return stored.subject[self._skip :], None if gone else stored.body
+            self._ordered.drop()
+            key = stored.subject[self._skip :]
+            self._unlisted.discard(key)
+            if not _is_gone(stored):
+                self._live.add(key)
+                return key, stored.body
+            if key in self._live:
+                self._live.discard(key)
+                return key, None
 
 
 def _is_gone(stored: Stored) -> bool:

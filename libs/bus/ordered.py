@@ -37,11 +37,15 @@ class _StreamInfo(msgspec.Struct):
 
 
 class Ordered:
-    """Reads a filter from stream sequence `start` on, or (`None`) first the latest message of each subject."""
+    """Reads a filter from stream sequence `start` on, or (`None`) first the latest message of each subject; if it
+    `relists`, these come again after every interruption, and `beginnings` counts how often they did."""
 
-    def __init__(self, js: JetStream, stream: str, subject_filter: str, start: int | None) -> None:
+    def __init__(
+        self, js: JetStream, stream: str, subject_filter: str, start: int | None, *, relists: bool = False
+    ) -> None:
         self._js, self._stream, self._filter = js, stream, subject_filter
-        self._start = start
+        self._start, self._relists = start, relists
+        self.beginnings = 0
         self._read = 0
         self._expected = 1
         self._stream_created = ""
@@ -76,15 +80,22 @@ class Ordered:
     async def peek(self) -> Stored:
         """The next message; the same until `drop`. A cancelled call loses nothing."""
         while self._head is None:
-            pulls = self._pulls
-            if pulls is None or pulls.broken is not None:
-                await self._recreate("" if pulls is None else pulls.broken or "")
-            elif pulls.queue:
-                self._accept(pulls, pulls.queue.popleft())
-            elif pulls.outstanding == 0:
-                await self._ask(pulls)
-            else:
-                await pulls.wait()
+            await self.step()
+        return self._head
+
+    async def step(self) -> Stored | None:
+        """The message of `peek`, or one step towards it: the reader may have begun anew."""
+        pulls = self._pulls
+        if self._head is not None:
+            pass
+        elif pulls is None or pulls.broken is not None:
+            await self._recreate("" if pulls is None else pulls.broken or "")
+        elif pulls.queue:
+            self._accept(pulls, pulls.queue.popleft())
+        elif pulls.outstanding == 0:
+            await self._ask(pulls)
+        else:
+            await pulls.wait()
         return self._head
 
     def drop(self) -> None:
@@ -137,8 +148,8 @@ class Ordered:
         info = msgspec.json.decode(
             await self._js.api_patiently(f"STREAM.INFO.{self._stream}"), type=_StreamInfo
         )
-        if self._stream_created not in ("", info.created):
-            # Another stream of the same name: its sequences say nothing about the old one's.
+        if self._relists or self._stream_created not in ("", info.created):
+            # Of another stream of the same name: the sequences of the old one say nothing about it.
             self._read = 0
             self._start = None if self._start is None else 1
         self._stream_created = info.created
@@ -163,6 +174,7 @@ class Ordered:
         self._pulls, self._consumer, self._expected = pulls, name, 1
         if self._read == 0:
             self.initial = msgspec.json.decode(answer, type=_Created).num_pending
+            self.beginnings += 1
 
 
 class Merged:

@@ -51,13 +51,6 @@ class Replicas:
                 else:
                     self._told(key, value)
 
-    async def reconcile(self) -> None:
-        """Find keys that went without the watch telling: the bucket itself was lost and made anew."""
-        told = self._alive.keys() | self._dead
-        listed = {entry.key.removeprefix(REPLICAS) for entry in await self._leases.entries(REPLICAS)}
-        for boot in told - listed:
-            self._gone(boot)
-
     def suspect_owners(self) -> None:
         """Suspect the owners of runs, if nobody knows of them: they died while no scheduler ran."""
         if self.known.is_set():

@@ -45,7 +45,7 @@ class Sweep:
     ) -> None:
         self._rows, self._wakeups, self._replicas, self._chores = rows, wakeups, replicas, chores
         self._clock, self._timing = clock, timing
-        self._steps = (replicas.reconcile, *steps)
+        self._steps = steps
         self._soon = asyncio.Event()
 
     def soon(self) -> None:

@@ -196,7 +196,7 @@ class Workspaces:
         record = HolderRecord(place)
         former = await asyncio.to_thread(record.read)
         if former is not None and former.boot != self._liveness.boot and former.runs_here():
-            if not await self._liveness.is_dead(former.boot):
+            if not await self._liveness.declare_dead_if_gone(former.boot):
                 return Refusal.WORKSPACE_BUSY
             self._logger.warning("holder.killed", workspace=place.key, boot=former.boot, pid=former.pid)
             former.kill()

@@ -88,7 +88,7 @@ class Subcalls:
                 subject,
                 _encoder.encode(call),
                 timeout_s=_FILES_S,
-                gone=lambda: self._liveness.is_dead(self._host),
+                gone=lambda: self._liveness.declare_dead_if_gone(self._host),
             )
         except NobodyThere as error:
             raise HostGone(f"nobody listens on the workspace's host {self._host}") from error
@@ -115,7 +115,7 @@ class Subcalls:
                     raise Stopped("the round was cancelled")
                 if now_s > (begin_by_s if found is None else end_by_s):
                     raise HostGone(f"the workspace's host {self._host} did not do {name} in time")
-                if sent_s is not None and await self._liveness.is_dead(self._host):
+                if sent_s is not None and await self._liveness.declare_dead_if_gone(self._host):
                     raise HostGone(f"the workspace's host {self._host} is dead")
                 if found is None and (sent_s is None or now_s - sent_s >= _RESEND_S):
                     await self._bus.queue.publish(

@@ -204,7 +204,7 @@ class _Tools:
         if call.workspace_id not in self._held:
             holder = disk.holder
             if holder is not None and holder.alive:
-                if not await self.liveness.is_dead(disk.holder_boot):
+                if not await self.liveness.declare_dead_if_gone(disk.holder_boot):
                     return refused(call, Refusal.WORKSPACE_BUSY)
                 if disk.holder is not holder:
                     return refused(call, Refusal.WORKSPACE_BUSY)  # The lock: somebody took it meanwhile.

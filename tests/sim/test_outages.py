@@ -13,7 +13,7 @@ from libs.bus.checkpoints import Checkpoints
 from libs.bus.fence import EpochFence
 from libs.bus.journal import Journal
 from libs.bus.liveness import Registration, register
-from libs.bus.ports import ACK, Delivery, Message
+from libs.bus.ports import ACK, Delivery, Message, Responder
 from libs.bus.runs import Runs
 from libs.bus.twin.server import TwinBus
 from libs.chassis.effects import JOURNAL_PATIENCE_S, Effect, Effects, Prepared
@@ -74,25 +74,63 @@ def test_a_living_host_that_does_not_answer_is_left_alone_after_a_few_questions(
         del weather
         await _call(bus, clock)
         state = (await _runs(bus, clock).load("local", RUN)).state
-        hosts = Hosts(bus)
-        mine = Registration("executor", "executor-1", 1, model_configured=True, ttl_s=3.0, info={})
-        its = Registration("toolhost", "toolhost-1", 1, model_configured=False, ttl_s=3.0, info={})
-        async with (
-            register(bus, clock, its, on_death=lambda: None) as host,
-            register(bus, clock, mine, on_death=lambda: None) as liveness,
-            bus.wire.respond(bus.subjects.call_host(host.boot), never),
-            asyncio.TaskGroup() as group,
-        ):
-            catalog = HostCatalog(boot=host.boot, replica="toolhost-1", host="h", tools=[], workspaces=True)
-            await bus.bucket("catalog").put(catalog_key(host.boot), msgspec.json.encode(catalog))
-            watching = group.create_task(hosts.watch())
-            calls = Calls(bus, clock, liveness, hosts)
-            found = await Workspaces(bus, clock, liveness, hosts, calls, shards=1).attach(state)
-            watching.cancel()
-            assert found == AttachUnanswered(host.boot)
+        async with _host(bus, clock, never) as boot, _workspaces(bus, clock) as workspaces:
+            assert await workspaces.attach(state) == AttachUnanswered(boot)
 
     told(story, at_most_s=UNANSWERED_MAX * 2 * ATTACH_TIMEOUT_S)
     assert len(asked) == UNANSWERED_MAX
+
+
+def test_a_host_that_only_the_log_of_a_workspace_names_is_buried_by_whoever_needs_it() -> None:
+    """It died, the leases and the catalog went, and no scheduler lives."""
+
+    async def attached(message: Message) -> bytes:
+        call = msgspec.json.decode(message.body, type=ToolCall)
+        return msgspec.json.encode(ToolResult(call_id=call.call_id, attempt=1, ok=True, output=""))
+
+    async def story(bus: TwinBus, clock: SimClock, weather: Weather) -> None:
+        await _call(bus, clock)
+        state = (await _runs(bus, clock).load("local", RUN)).state
+        async with _workspaces(bus, clock) as workspaces:
+            machine = weather.server.connect("machine", weather)
+            async with _host(machine, clock, attached) as former:
+                assert (await workspaces.attach(state))[0] == former
+                weather.server.disconnect(machine.link)
+                for hint in ("leases", "catalog"):
+                    weather.server.buckets[bus.subjects.stream(hint)].lose_all()
+            async with _host(bus, clock, attached) as other:
+                weather.seen.clear()
+                assert (await workspaces.attach(state))[0] == other
+        # A few questions whether it lives, and one to the other.
+        assert weather.seen["request"] < 20
+
+    told(story, at_most_s=30.0)
+
+
+@asynccontextmanager
+async def _host(bus: TwinBus, clock: SimClock, answer: Responder) -> AsyncGenerator[str]:
+    """A host for workspaces, of which only the answers to calls are its own; its boot."""
+    registration = Registration("toolhost", "toolhost-1", 1, model_configured=False, ttl_s=3.0, info={})
+    async with register(bus, clock, registration, on_death=lambda: None) as lease:
+        catalog = HostCatalog(boot=lease.boot, replica="toolhost-1", host="h", tools=[], workspaces=True)
+        await bus.bucket("catalog").put(catalog_key(lease.boot), msgspec.json.encode(catalog))
+        async with bus.wire.respond(bus.subjects.call_host(lease.boot), answer):
+            yield lease.boot
+
+
+@asynccontextmanager
+async def _workspaces(bus: TwinBus, clock: SimClock) -> AsyncGenerator[Workspaces]:
+    """What an executor attaches workspaces with."""
+    registration = Registration("executor", "executor-1", 1, model_configured=True, ttl_s=3.0, info={})
+    async with (
+        register(bus, clock, registration, on_death=lambda: None) as liveness,
+        asyncio.TaskGroup() as group,
+    ):
+        hosts = Hosts(bus)
+        watching = group.create_task(hosts.watch())
+        calls = Calls(bus, clock, liveness, hosts)
+        yield Workspaces(bus, clock, liveness, hosts, calls, shards=1)
+        watching.cancel()
 
 
 def _runs(bus: TwinBus, clock: SimClock) -> Runs:

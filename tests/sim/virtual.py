@@ -5,6 +5,7 @@ Invariant: it ends, or is found to hang, within the virtual time that it was giv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from libs.bus.twin.network import Fate, Op, QuietNetwork
@@ -17,14 +18,16 @@ Story = Callable[[TwinBus, SimClock, "Weather"], Awaitable[None]]
 
 class Weather(QuietNetwork):
     """Nothing is lost but the operations whose kind is in `down`; the server never hears of them. `once` is what becomes
-    of the next operation of a kind, `server` who is reached."""
+    of the next operation of a kind, `seen` counts those of each, `server` is who is reached."""
 
     def __init__(self, server: TwinServer) -> None:
         self.server = server
         self.down: set[str] = set()
         self.once: dict[str, Fate] = {}
+        self.seen: Counter[str] = Counter()
 
     def fate(self, op: Op) -> Fate:
+        self.seen[op.kind] += 1
         fate = self.once.pop(op.kind, None)
         return fate or (Fate(there_s=None) if op.kind in self.down else Fate())
 

@@ -76,9 +76,8 @@ class BucketStore:
         self._values[key] = _Value(value, self._sequence, expiry)
         for observer in self.observers:
             observer(key, value)
-        for watcher in self._watchers:
-            if key.startswith(watcher.prefix):
-                watcher.tap.push((key, value))
+        if value is not None or (former is not None and former.value is not None):
+            self._tell(key, value)
         return self._sequence
 
     def delete(self, key: str, revision: int | None) -> None:
@@ -100,9 +99,12 @@ class BucketStore:
                 expiry.cancel()
 
     def lose_all(self) -> None:
-        """Somebody deleted the bucket under load; it is made again, empty. No watch is told."""
+        """Somebody deleted the bucket under load; it is made again, empty."""
+        lost = self.entries("")
         self.remove("")
         self._sequence = 0
+        for entry in lost:
+            self._tell(entry.key, None)
 
     def watch(self, prefix: str, tap: Tap[Change]) -> None:
         tap.fill([*((entry.key, entry.value) for entry in self.entries(prefix)), ("", None)])
@@ -110,6 +112,11 @@ class BucketStore:
 
     def unwatch(self, tap: Tap[Change]) -> None:
         self._watchers = [watcher for watcher in self._watchers if watcher.tap is not tap]
+
+    def _tell(self, key: str, value: bytes | None) -> None:
+        for watcher in self._watchers:
+            if key.startswith(watcher.prefix):
+                watcher.tap.push((key, value))
 
     def _conflict(self, key: str, revision: int) -> None:
         last = self.revision(key)

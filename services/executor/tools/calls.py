@@ -11,10 +11,10 @@ import msgspec
 
 from libs.bus.journal import Journal
 from libs.bus.ports import Bus, Liveness
-from libs.chassis.asking import POLL_S, ask_living, noticed
+from libs.chassis.asking import ask_living, noticed
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
-from libs.contracts.errors import BusUnavailable, NobodyThere
+from libs.contracts.errors import BusUnavailable
 from libs.contracts.tools import (
     CancelCalls,
     ControlReply,
@@ -38,8 +38,12 @@ from services.executor.tools.recovery import (
 # A message whose key does not appear is sent again (to a host: after a look at who hosts the workspace now): the queue
 # may have been deleted, or the host refused it.
 RESEND_S = 10.0
-# A living host that says nothing this often has a defect or too much to do; nobody waits for it for ever.
+# A living host that says nothing for so many times a call's time has a defect or too much to do; nobody waits for it for
+# ever.
 UNANSWERED_MAX = 3
+# Between two questions to a host that is not there and not dead: each time twice as long, unless a host comes, goes or
+# dies.
+ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.25, 2.0
 # Pauses between copies for a shared tool that nobody serves grow up to this.
 RESEND_MAX_S = 120.0
 # A refusal in the journal says that nothing was started; the next attempt waits a little, so that it is no busy loop.
@@ -79,25 +83,18 @@ class Calls:
         """A READ_ONLY call to one host, by request and reply; safe to repeat on another one."""
         subject = self._bus.subjects.call_host(boot)
         body = self._encoder.encode(self._dated(call))
-        unanswered = 0
-        while unanswered < UNANSWERED_MAX:
+        patience_s, pause_s = call.timeout_s + REPLY_GRACE_S, ASK_AGAIN_S
+        give_up_at = self._clock.monotonic() + UNANSWERED_MAX * patience_s
+        while self._clock.monotonic() < give_up_at:
             try:
                 reply = await ask_living(
-                    self._bus.wire,
-                    subject,
-                    body,
-                    timeout_s=call.timeout_s + REPLY_GRACE_S,
-                    gone=lambda: self._gone(boot),
+                    self._bus.wire, subject, body, timeout_s=patience_s, gone=lambda: self._gone(boot)
                 )
-            except NobodyThere:
+            except BusUnavailable as error:
                 if await self._gone(boot):
-                    return HostGone("nobody listens on it")
-                await self._clock.sleep(POLL_S / 4)
-                continue
-            except BusUnavailable:
-                if await self._gone(boot):
-                    return HostGone("it does not answer")
-                unanswered += 1
+                    return HostGone(error.message)
+                await self._hosts.pause(pause_s)
+                pause_s = min(2 * pause_s, ASK_AGAIN_MAX_S)
                 continue
             if reply is None:
                 return HostGone("it died before it answered")

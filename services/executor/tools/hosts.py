@@ -5,6 +5,7 @@ hint, a death is believed only from a leader read (`Liveness.is_dead`).
 """
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable
 from typing import TypeVar
@@ -92,6 +93,13 @@ class Hosts:
             return False
         return True
 
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until a host has come, gone or died."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
     def _rendezvous(self, able: list[HostCatalog], key: str) -> HostCatalog | None:
         live = [catalog for catalog in able if catalog.boot in self._alive]
         return max(live, key=lambda host: hashlib.sha256(f"{host.boot}{key}".encode()).digest(), default=None)
@@ -101,6 +109,8 @@ class Hosts:
             async for key, value in changes:
                 # Hosts in other languages write here too: what does not decode offers nothing.
                 catalog = self._decoded(self._decoder, key, value)
+                if catalog == self._catalogs.get(key):
+                    continue
                 if catalog is not None:
                     self._catalogs[key] = catalog
                 else:
@@ -115,10 +125,12 @@ class Hosts:
                 boot = key.removeprefix(_REPLICA_PREFIX)
                 # A written death keeps the key, so the value has to be read; a renewal changes nothing.
                 lease = self._decoded(self._leases, key, value)
-                alive = lease is not None and not lease.dead
-                if alive == (boot in self._alive):
-                    continue
-                (self._alive.add if alive else self._alive.discard)(boot)
+                if lease is not None and not lease.dead:
+                    if boot in self._alive:
+                        continue
+                    self._alive.add(boot)
+                else:
+                    self._alive.discard(boot)
                 self._changed.set()
 
     def _decoded(self, decoder: msgspec.json.Decoder[T], key: str, value: bytes | None) -> T | None:

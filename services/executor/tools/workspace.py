@@ -37,8 +37,9 @@ SAVE_GRACE_S = 2.0
 # Runs that share a workspace may keep it at the same time; each try is on top of what the others kept.
 _SAVE_TRIES = 4
 PROBLEM_CHARS_MAX = 500
-# Between two looks while no host can hold the workspace or its former host is only suspected to be dead.
-LOOK_AGAIN_S = 0.25
+# Between two looks while no host can hold the workspace or its former host is only suspected to be dead: each time twice
+# as long, unless something about the hosts changes.
+LOOK_AGAIN_S, LOOK_AGAIN_MAX_S = 0.25, 2.0
 
 
 class Attached(NamedTuple):
@@ -79,7 +80,7 @@ class Workspaces:
     async def attach(self, state: RunState) -> Attached | AttachFailed | AttachUnanswered | AttachRefused:
         """Find or name the host of the run's workspace and have it prepare it; waits until there is one."""
         identifier = workspace_id(self._shards, state.tenant, state.workspace)
-        told = ""
+        told, pause_s = "", LOOK_AGAIN_S
         while True:
             named = await self._named_host(LogKey(state.tenant, identifier))
             if named is not None:
@@ -100,7 +101,8 @@ class Workspaces:
                 if named.host != told:
                     told = named.host
                     self._logger.warning("workspace.attach_refused", workspace=identifier, host=named.host)
-            await self._clock.sleep(LOOK_AGAIN_S)
+            await self._hosts.pause(pause_s)
+            pause_s = min(2 * pause_s, LOOK_AGAIN_MAX_S)
 
     async def _named_host(self, key: LogKey) -> WorkspaceAttached | None:
         """The live host that the workspace's log names, after naming one if need be; `None`: look again later."""
