@@ -5,7 +5,7 @@ answering, running calls. What an effect goes through stands in `effects.py`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple, Protocol
 
@@ -40,6 +40,7 @@ from libs.contracts.tools import (
     Refusal,
     ToolCall,
     ToolResult,
+    ToolSpec,
 )
 
 # Effects at once: as many as an executor has slots by default. Beyond that messages wait in the stream, where
@@ -67,11 +68,19 @@ class ToolService(Protocol):
         ...
 
 
+class Changing(NamedTuple):
+    """Tools that come and go while a host lives: `tools` says which there are, `changed` has it written at once."""
+
+    tools: Callable[[], list[ToolSpec]]
+    changed: asyncio.Event
+
+
 class HostSetting(NamedTuple):
-    """What a host offers and where its effects come from."""
+    """What a host offers and where its effects come from. With `changing` the catalog's own list of tools is not used."""
 
     catalog: HostCatalog
     effects: ConsumerSpec
+    changing: Changing | None = None
 
 
 class ToolHost:
@@ -117,18 +126,20 @@ class ToolHost:
             return await self._effects.accept(delivery, setting.catalog, liveness, calls)
 
         async with self._bus.wire.respond(self._bus.subjects.call_host(liveness.boot), self._answer):
-            await self._advertise(setting.catalog)
+            await self._advertise(setting)
             pulling = calls.create_task(
                 self._bus.queue.consume(
                     setting.effects, handle, concurrency=EFFECTS_MAX, ready=self._executions.free_slot
                 )
             )
-            watching = calls.create_task(self._watch(setting.catalog))
+            tasks = [pulling, calls.create_task(self._watch(setting))]
+            if setting.changing is not None:
+                tasks.append(calls.create_task(self._follow(setting, setting.changing)))
             try:
                 yield
             finally:
-                pulling.cancel()
-                watching.cancel()
+                for task in tasks:
+                    task.cancel()
                 await self._withdraw(setting.catalog)
 
     async def _answer(self, message: Message) -> bytes:
@@ -162,7 +173,7 @@ class ToolHost:
         async with asyncio.timeout(call.timeout_s):
             return await self._service.answer(call, execution.stop)
 
-    async def _watch(self, catalog: HostCatalog) -> None:
+    async def _watch(self, setting: HostSetting) -> None:
         """Keep the catalog key, and end the calls of runs that are over.
 
         Calls of a run that was only taken over go on: its new owner waits for them.
@@ -170,7 +181,7 @@ class ToolHost:
         while True:
             await self._clock.sleep(WATCH_S)
             try:
-                await self._advertise(catalog)
+                await self._advertise(setting)
                 for key in self._executions.runs():
                     if await self._fence.is_over(key):
                         over = self._executions.of_run(key.log_id, None, None)
@@ -180,7 +191,21 @@ class ToolHost:
                 # The next round tries again.
                 self._log.warning("watch.failed", error=error.message)
 
-    async def _advertise(self, catalog: HostCatalog) -> None:
+    async def _follow(self, setting: HostSetting, changing: Changing) -> None:
+        """Write the catalog whenever it has changed."""
+        while True:
+            await changing.changed.wait()
+            changing.changed.clear()
+            try:
+                await self._advertise(setting)
+            except PerdureError as error:
+                # The watch writes it again soon.
+                self._log.warning("catalog.not_written", error=error.message)
+
+    async def _advertise(self, setting: HostSetting) -> None:
+        catalog = setting.catalog
+        if setting.changing is not None:
+            catalog = msgspec.structs.replace(catalog, tools=setting.changing.tools())
         await self._bus.bucket("catalog").put(
             catalog_key(catalog.boot), encoder.encode(catalog), ttl_s=CATALOG_TTL_S
         )

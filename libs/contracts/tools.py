@@ -20,7 +20,8 @@ class Semantics(StrEnum):
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One tool of a host. `parameters` is a JSON Schema object; `timeout_s` bounds one call.
 
-    A tool that does not need a workspace is called on any live host that offers it.
+    A tool that does not need a workspace is called on any live host that offers it. `tenants` are those that may see
+    and call it; none named: all.
     """
 
     name: str
@@ -30,6 +31,10 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     risk: str = "low"
     timeout_s: float = 120.0
     needs_workspace: bool = True
+    tenants: list[str] = []
+
+    def is_for(self, tenant: str) -> bool:
+        return not self.tenants or tenant in self.tenants
 
 
 class HostCatalog(msgspec.Struct, frozen=True, kw_only=True):

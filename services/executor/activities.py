@@ -170,7 +170,7 @@ class Activities:
         return self._talk
 
     def _offered(self, state: RunState) -> dict[str, ToolSpec]:
-        found = {**self._bench.hosts.tools(), **offered_to(state)}
+        found = {**self._bench.hosts.tools(state.tenant), **offered_to(state)}
         wanted = state.task.tools
         return found if wanted is None else {name: spec for name, spec in found.items() if name in wanted}
 
@@ -235,7 +235,7 @@ class Activities:
         if call.needs_workspace:
             assert state.attachment is not None
             return state.attachment.host
-        offering = self._bench.hosts.offering(call.name, state.run_id)
+        offering = self._bench.hosts.offering(call.name, state.tenant, state.run_id)
         return offering.boot if offering is not None else None
 
     def _observed(self, call: CallState, outcome: CallOutcome) -> Observed:

@@ -96,5 +96,7 @@ def _tools(catalogs: Sequence[HostCatalog]) -> list[ToolView]:
         # What is shared among hosts of a kind (`verify`) is called by the runtime, never by a model.
         if not catalog.shared
         for tool in catalog.tools
+        # What only some tenants have is nobody else's business, and this answer is everybody's.
+        if not tool.tenants
     }
     return [found[name] for name in sorted(found)]

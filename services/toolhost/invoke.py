@@ -77,7 +77,7 @@ class Invocations:
             return await self._parts.workspaces.keep(call)
         if call.name == VERIFY_FILES:
             return await self._files(call)
-        tool = self._parts.registry.find(call.name)
+        tool = self._parts.registry.find(call)
         if tool is None:
             return refused(call, Refusal.UNKNOWN_TOOL)
         if tool.spec.semantics is not Semantics.READ_ONLY:
@@ -96,7 +96,7 @@ class Invocations:
     async def _prepared(self, call: ToolCall, stack: AsyncExitStack) -> Prepared:
         if call.name in (VERIFY_SNAPSHOT, VERIFY_COMMAND):
             return self._for_verifier(call)
-        tool = self._parts.registry.find(call.name)
+        tool = self._parts.registry.find(call)
         if tool is None:
             return refused(call, Refusal.UNKNOWN_TOOL, f"this host has no tool {call.name}")
         if tool.plan is not None:

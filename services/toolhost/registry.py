@@ -13,18 +13,25 @@ from services.toolhost.tools.catalog import Tool
 
 
 class Registry:
-    """Looks tools up and checks calls."""
+    """Looks tools up and checks calls. `tools` are the host's own, which stay."""
 
     def __init__(self, tools: Mapping[str, Tool], policy: Policy) -> None:
-        self._tools, self._policy = tools, policy
-        self._schemas = Schemas({name: tool.spec for name, tool in tools.items()})
+        self._own, self._policy = tools, policy
+        self.renew({})
 
     @property
     def specs(self) -> list[ToolSpec]:
         return [tool.spec for tool in self._tools.values()]
 
-    def find(self, name: str) -> Tool | None:
-        return self._tools.get(name)
+    def renew(self, others: Mapping[str, Tool]) -> None:
+        """From now on there are these tools of others, and no former ones."""
+        self._tools = {**others, **self._own}
+        self._schemas = Schemas({name: tool.spec for name, tool in self._tools.items()})
+
+    def find(self, call: ToolCall) -> Tool | None:
+        """The tool that the call names, if it is its tenant's."""
+        tool = self._tools.get(call.name)
+        return tool if tool is not None and tool.spec.is_for(call.tenant) else None
 
     def problem(self, call: ToolCall) -> str | None:
         """What is wrong with the arguments, by field; `None` when nothing is."""

@@ -13,11 +13,19 @@ from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
 from libs.chassis.clock import SystemClock
 from libs.contracts.clock import rfc3339
-from libs.contracts.tools import HostCatalog, JournalEntry, JournalState, Semantics, ToolCall, ToolResult
+from libs.contracts.tools import (
+    HostCatalog,
+    JournalEntry,
+    JournalState,
+    Semantics,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 from services.executor.tools.calls import Calls
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.recovery import NextAttempt, Uncertain
-from tests.fakes.waiting import PATIENCE_S
+from tests.fakes.waiting import PATIENCE_S, until
 from tests.service.hosting_owner import declare_dead, owned_run
 
 
@@ -70,3 +78,41 @@ async def test_a_model_is_asked_without_workspace_tools_only_where_there_never_w
                 assert await waiting
     finally:
         watching.cancel()
+
+
+async def test_a_tool_of_some_tenants_is_offered_to_nobody_else(bus: Bus) -> None:
+    hosts, clock = Hosts(bus), SystemClock()
+    watching = asyncio.create_task(hosts.watch())
+    try:
+        async with (
+            register(
+                bus, clock, Registration("toolhost", "one", 1, False, 3.0, {}), on_death=lambda: None
+            ) as one,
+            register(
+                bus, clock, Registration("toolhost", "two", 1, False, 3.0, {}), on_death=lambda: None
+            ) as two,
+        ):
+            for lease, tools in ((one, [_tool("a"), _tool("b", "acme")]), (two, [_tool("b", "other")])):
+                catalog = HostCatalog(boot=lease.boot, replica="r", host="h", tools=tools)
+                await bus.bucket("catalog").put(lease.boot, msgspec.json.encode(catalog))
+            await until(
+                lambda: len(hosts.tools("acme")) == 2 and "b" in hosts.tools("other"), "both are seen"
+            )
+            assert set(hosts.tools("third")) == {"a"}
+            assert [_boot(hosts.offering("b", tenant, "run")) for tenant in ("acme", "other", "third")] == [
+                one.boot,
+                two.boot,
+                None,
+            ]
+    finally:
+        watching.cancel()
+
+
+def _tool(name: str, *tenants: str) -> ToolSpec:
+    return ToolSpec(
+        name=name, description="", parameters={}, semantics=Semantics.READ_ONLY, tenants=list(tenants)
+    )
+
+
+def _boot(catalog: HostCatalog | None) -> str | None:
+    return catalog.boot if catalog is not None else None

@@ -48,13 +48,14 @@ class Hosts:
         """Whether some live host can hold workspaces."""
         return any(catalog.workspaces and boot in self._alive for boot, catalog in self._catalogs.items())
 
-    def tools(self) -> dict[str, ToolSpec]:
-        """Every tool that some live workspace host or other unshared host offers, by name."""
+    def tools(self, tenant: str) -> dict[str, ToolSpec]:
+        """Every tool that some live workspace host or other unshared host offers this tenant, by name."""
         return {
             spec.name: spec
             for boot, catalog in sorted(self._catalogs.items())
             if boot in self._alive and not catalog.shared
             for spec in catalog.tools
+            if spec.is_for(tenant)
         }
 
     def workspace_host(self, workspace_id: str, root: str = "") -> HostCatalog | None:
@@ -64,10 +65,12 @@ class Hosts:
         near = [catalog for catalog in able if catalog.root == root]
         return self._rendezvous(near, workspace_id) or self._rendezvous(able, workspace_id)
 
-    def offering(self, name: str, spread: str) -> HostCatalog | None:
-        """A live host that offers the tool, spread over hosts by `spread` (a run id)."""
+    def offering(self, name: str, tenant: str, spread: str) -> HostCatalog | None:
+        """A live host that offers the tenant the tool, spread over hosts by `spread` (a run id)."""
         able = [
-            catalog for catalog in self._catalogs.values() if any(spec.name == name for spec in catalog.tools)
+            catalog
+            for catalog in self._catalogs.values()
+            if any(spec.name == name and spec.is_for(tenant) for spec in catalog.tools)
         ]
         return self._rendezvous(able, spread)
 
