@@ -21,6 +21,7 @@ from libs.chassis.settings import read_environment
 from libs.contracts.errors import ConfigurationError
 from services.executor.egress.profile import profile_of
 from services.executor.endpoint.completion import ModelSettings, Patience, open_model
+from services.executor.endpoint.key import Key
 from services.executor.settings import ExecutorSettings
 
 # Where the client looks when nothing else is said.
@@ -73,11 +74,12 @@ async def examined(
             yield Finding(name, False, "not tried: no connection")
         return
     assert settings.api_key is not None
-    key = settings.api_key.get_secret_value()
+    # As it is configured now: nobody replaces it meanwhile.
+    key = Key(settings.api_key.get_secret_value())
     # What the operator says of the endpoint holds here too, but a call in a text is none, whatever a run makes of it.
     profile = profile_of(settings.model_profiles, model)
     endpoint = ModelSettings(
-        api_key=key,
+        key=key,
         base_url=settings.base_url,
         model=model,
         idle_timeout_s=timeout_s,
@@ -88,7 +90,7 @@ async def examined(
         probe = Probe(opened, model_id=model, url=public(url), timeout_s=timeout_s)
         async with aclosing(probe.findings()) as found:
             async for finding in found:
-                yield finding._replace(message=finding.message.replace(key, "[the key]"))
+                yield finding._replace(message=key.hidden(finding.message))
 
 
 def public(url: str) -> str:

@@ -20,10 +20,10 @@ from pydantic import Field
 from deploy.cli.outcome import Exit, failed, refused
 from deploy.dev.launcher import Launcher
 from deploy.dev.mergedlog import MergedLog
-from deploy.dev.plan import SERVICES, Plan
+from deploy.dev.plan import MODEL_KEYS, SERVICES, Plan
 from libs.chassis import logs
 from libs.chassis.addresses import without_secrets
-from libs.chassis.settings import ServiceSettings, read_environment
+from libs.chassis.settings import ServiceSettings, only_in_dotenv, read_environment
 from libs.contracts.errors import ConfigurationError, PerdureError
 from services.executor.settings import ExecutorSettings
 
@@ -86,6 +86,7 @@ def plan_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
         host=settings.host,
         port=settings.port,
         nats_url=args.nats_url,
+        left_to_dotenv=only_in_dotenv(MODEL_KEYS),
     )
 
 

@@ -17,7 +17,7 @@ from deploy.dev.datafolder import Credentials
 SERVER = "nats"
 # The services bound their own drain at 10 s; what takes longer than this hangs.
 _DRAIN_S = 12.0
-_MODEL_KEYS = ("OPENAI_API_KEY", "DASHSCOPE_API_KEY")
+MODEL_KEYS = ("OPENAI_API_KEY", "DASHSCOPE_API_KEY")
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     replica: int = 1
     drain_s: float = _DRAIN_S
-    withheld: tuple[str, ...] = _MODEL_KEYS
+    withheld: tuple[str, ...] = MODEL_KEYS
 
     @property
     def child(self) -> str:
@@ -35,7 +35,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         return self.name if self.replica == 1 else f"{self.name}-{self.replica}"
 
 
-def _module(name: str, *, withheld: tuple[str, ...] = _MODEL_KEYS) -> Service:
+def _module(name: str, *, withheld: tuple[str, ...] = MODEL_KEYS) -> Service:
     return Service(name=name, argv=(sys.executable, "-m", f"services.{name}"), withheld=withheld)
 
 
@@ -71,6 +71,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     directory: Path | None = None
     # Starting takes 2 to 3 s on two cores; a machine ten times slower still gets there.
     ready_s: float = 60.0
+    # Variables that are left to the `.env` where the services run: what stands there may be replaced meanwhile.
+    left_to_dotenv: frozenset[str] = frozenset()
     # Tests that kill on purpose do not wait for a program to think better of it.
     restart_s_max: float = 10.0
 
@@ -97,7 +99,8 @@ def bus_access(plan: Plan, ports: Ports, credentials: Credentials | None) -> dic
 
 def service_program(plan: Plan, service: Service, ports: Ports, credentials: Credentials | None) -> Program:
     """The program of a service. Stable replica ids let a restarted service declare its predecessor dead at once."""
-    given = {name: value for name, value in plan.environment.items() if name not in service.withheld}
+    withheld = plan.left_to_dotenv.union(service.withheld)
+    given = {name: value for name, value in plan.environment.items() if name not in withheld}
     replica = given.get("REPLICA_ID")
     decided = {
         "PERDURE_DATA": str(plan.data.absolute()),

@@ -1,13 +1,13 @@
 """Settings: one frozen object per service, read once from the environment and from `.env`.
 
 Invariant: an unknown `PERDURE_*` name or a bad value stops a service before it touches anything, naming the culprit;
-no other module reads the environment.
+no other module reads the environment. What may change while a service runs is read again with `reread`.
 """
 
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -156,6 +156,20 @@ def _host_token() -> str:
 def read_environment() -> dict[str, str]:
     """The process's variables over those of `.env` in the working directory."""
     return {**read_dotenv(Path(".env")), **os.environ}
+
+
+def only_in_dotenv(names: Iterable[str]) -> frozenset[str]:
+    """Those of the variables that are set by `.env` in the working directory alone."""
+    written = read_dotenv(Path(".env"))
+    return frozenset(name for name in names if name in written and name not in os.environ)
+
+
+def reread(*names: str) -> tuple[str, bool] | None:
+    """What a variable is configured as now, and whether by the process's own environment, which stays as it is; the first
+    of `names` that is set counts. Raises like `read_dotenv`."""
+    values = read_environment()
+    name = next((name for name in names if values.get(name)), None)
+    return (values[name], name in os.environ) if name is not None else None
 
 
 def read_dotenv(path: Path) -> dict[str, str]:

@@ -9,6 +9,8 @@ from collections.abc import Collection
 
 # Shorter values would mask ordinary text.
 SECRET_BYTES_MIN = 8
+# What is kept is often cut: at its end the beginning of a secret gives away as much, unless it is hardly any of it.
+BEGINNING_BYTES_MIN = 4
 
 # None of them reaches over a quote: what stands behind one may be the frame of a message.
 _SHAPES = re.compile(
@@ -26,7 +28,7 @@ _DELTA = re.compile(rb'"(content|reasoning_content|reasoning|arguments)"\s*:\s*"
 
 
 def masked(data: bytes, secrets: Collection[bytes] = ()) -> bytes:
-    """`data` with every secret overwritten by asterisks."""
+    """`data` with every secret overwritten by asterisks, and the beginning of one at its end."""
     found = bytearray(data)
     for secret in secrets:
         if len(secret) >= SECRET_BYTES_MIN:
@@ -34,11 +36,19 @@ def masked(data: bytes, secrets: Collection[bytes] = ()) -> bytes:
             while at >= 0:
                 found[at : at + len(secret)] = b"*" * len(secret)
                 at = data.find(secret, at + len(secret))
+            if cut := _cut_at_the_end(data, secret):
+                found[-cut:] = b"*" * cut
     for match in _SHAPES.finditer(data):
         group = next((name for name, value in match.groupdict().items() if value is not None), 0)
         start, end = match.span(group)
         found[start:end] = b"*" * (end - start)
     return bytes(found)
+
+
+def _cut_at_the_end(data: bytes, secret: bytes) -> int:
+    """How many bytes of a secret `data` ends with, if it ends before the secret does."""
+    sizes = range(min(len(secret) - 1, len(data)), BEGINNING_BYTES_MIN - 1, -1)
+    return next((size for size in sizes if data.endswith(secret[:size])), 0)
 
 
 def masked_stream(data: bytes, secrets: Collection[bytes] = ()) -> bytes:

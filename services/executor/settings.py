@@ -10,8 +10,17 @@ from typing import Annotated
 from pydantic import AliasChoices, BeforeValidator, Field, InstanceOf, SecretStr
 
 from libs.chassis.addresses import Http
-from libs.chassis.settings import ServiceSettings, TokensPerDay
+from libs.chassis.settings import ServiceSettings, TokensPerDay, reread
 from services.executor.egress.profile import NO_PROFILES, Profile, Profiles, parse_profiles
+from services.executor.endpoint.key import Configured, Key
+
+# The names of the key, the first before the other.
+_KEYS = ("OPENAI_API_KEY", "DASHSCOPE_API_KEY")
+
+
+def _configured() -> Configured | None:
+    found = reread(*_KEYS)
+    return Configured(*found) if found is not None else None
 
 
 def _read_profiles(value: object) -> Profiles:
@@ -21,9 +30,7 @@ def _read_profiles(value: object) -> Profiles:
 class ExecutorSettings(ServiceSettings):
     """An executor without a model starts and waits: history and running tools need none."""
 
-    api_key: Annotated[
-        SecretStr | None, Field(validation_alias=AliasChoices("OPENAI_API_KEY", "DASHSCOPE_API_KEY"))
-    ] = None
+    api_key: Annotated[SecretStr | None, Field(validation_alias=AliasChoices(*_KEYS))] = None
     base_url: Annotated[
         Http | None, Field(validation_alias=AliasChoices("OPENAI_BASE_URL", "DASHSCOPE_BASE_URL"))
     ] = None
@@ -39,10 +46,13 @@ class ExecutorSettings(ServiceSettings):
     tenant_tokens_per_day: TokensPerDay = None
 
     @property
-    def secrets(self) -> tuple[bytes, ...]:
-        """All that this process knows and nobody else may: masked wherever something is kept."""
-        known = (self.api_key, self.nats_password)
-        return tuple(secret.get_secret_value().encode() for secret in known if secret is not None)
+    def key(self) -> Key | None:
+        """The endpoint's key, which masks what else this process knows and nobody else may."""
+        if self.api_key is None:
+            return None
+        password = self.nats_password
+        others = [password.get_secret_value().encode()] if password is not None else []
+        return Key(self.api_key.get_secret_value(), _configured, others=others)
 
     @property
     def model_configured(self) -> bool:

@@ -115,17 +115,22 @@ async def stage(
     services: tuple[Service, ...] = SERVICES,
     nats_url: str | None = None,
     rules: Mapping[str, list[str]] | None = None,
+    dotenv: Mapping[str, str] | None = None,
     server: Callable[[model_script.Script], ModelServer] = ModelServer,
 ) -> AsyncGenerator[Stage]:
     """Start everything below `folder`. `script` maps a marker that a goal holds to the model's turns; `server` answers
     by it.
 
-    `rules` maps a marker to what its endpoint refuses beside what every strict one does. With a `nats_url` the server is somebody else's, and the environment says how to get in.
+    `rules` maps a marker to what its endpoint refuses beside what every strict one does. `dotenv` is what the services
+    read from `.env` and from nowhere else. With a `nats_url` the server is somebody else's, and the environment says how
+    to get in.
     """
     conversations = [
         {"marker": marker, "turns": turns, "rules": (rules or {}).get(marker, [])}
         for marker, turns in script.items()
     ]
+    if dotenv is not None:
+        write_dotenv(folder, dotenv)
     model = server(load_script(json.dumps({"conversations": conversations}).encode()))
     with (folder / "perdure.log").open("a", encoding="utf-8") as lines:
         log = MergedLog(lines, readable=False)
@@ -146,12 +151,20 @@ async def stage(
                 nats_url=nats_url,
                 services=services,
                 directory=folder,
+                left_to_dotenv=frozenset(dotenv or {}),
                 # These tests kill on purpose.
                 restart_s_max=0.5,
             )
             async with Launcher(plan, log) as perdure, PerdureClient(perdure.url) as client:
                 yield Stage(perdure, client, model, folder / "data")
         log.close()
+
+
+def write_dotenv(folder: Path, values: Mapping[str, str]) -> None:
+    """Put a `.env` where the services run, at once and whole, as somebody who replaces a key does."""
+    written = folder / ".env.new"
+    written.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    written.rename(folder / ".env")
 
 
 def living(marker: str) -> list[int]:

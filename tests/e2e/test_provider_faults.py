@@ -10,16 +10,20 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import msgspec
 import pytest
 
+from deploy.dev.model_rules import SentRequest
+from deploy.dev.model_script import Answer
+from deploy.dev.model_server import Asked, ModelServer
 from libs.contracts.views import EventView, RunView
 from services.executor.endpoint.completion import Patience
 from services.executor.endpoint.talk import PARKS_MAX, WAIT_SCALE
-from tests.e2e.stage import Script, Stage, call, calls, eventually, says, stage
+from tests.e2e.stage import Script, Stage, call, calls, eventually, says, stage, write_dotenv
 from tests.fakes.waiting import PATIENCE_S
 from tests.fakes.wire import DONE, chunk, data, fin, usage
 
@@ -88,9 +92,29 @@ SCRIPT: Script = {
     "[cut]": [tries(sent(chunk(content="abc"), end="eof"), says("whole"))],
     "[down]": [refusal(503, "down for maintenance")],
     "[well]": [says("I am well.")],
+    "[key]": [calls(call("run_tests")), says("Done.")],
 }
 # Started by their own tests.
-LATER = ("[31 after]", "[88 child]", "[down]", "[well]")
+LATER = ("[31 after]", "[88 child]", "[down]", "[well]", "[key]")
+
+
+def key(name: str) -> str:
+    return f"the-{name}-key-of-the-endpoint"
+
+
+class Guarded(ModelServer):
+    """Takes one key in the conversation about keys, and shows the one that it does not take."""
+
+    key = key("first")
+
+    def answer(self, body: bytes, headers: dict[str, str]) -> tuple[Asked, Answer, SentRequest | None]:
+        given = headers["authorization"]
+        if b"[key]" not in body or given == f"Bearer {self.key}":
+            return super().answer(body, headers)
+        request = msgspec.json.decode(body, type=SentRequest)
+        asked = Asked(at=0, conversation=None, turn=0, attempt=1, model=request.model, bytes=len(body))
+        error = {"error": {"message": f"Incorrect API key provided: {given}"}}
+        return self._remember(asked, body, headers), Answer(status=401, body=error), request
 
 
 class Faulty(NamedTuple):
@@ -98,6 +122,11 @@ class Faulty(NamedTuple):
 
     on: Stage
     runs: dict[str, str]
+    folder: Path
+    server: Guarded
+
+    def configure(self, name: str) -> None:
+        write_dotenv(self.folder, {"OPENAI_API_KEY": key(name)})
 
     async def ended(self, marker: str) -> RunView:
         return await self.on.ended(self.runs[marker])
@@ -114,10 +143,12 @@ class Faulty(NamedTuple):
 @pytest.fixture(scope="module")
 async def at(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faulty]:
     folder = tmp_path_factory.mktemp("faults")
-    async with stage(folder, SCRIPT, {WAIT_SCALE: "0.002"}) as on:
+    given = {"OPENAI_API_KEY": key("first")}
+    async with stage(folder, SCRIPT, {WAIT_SCALE: "0.002"}, dotenv=given, server=Guarded) as on:
         begun = [marker for marker in SCRIPT if marker not in LATER]
         runs = await asyncio.gather(*(on.submit(marker) for marker in begun))
-        yield Faulty(on, dict(zip(begun, runs, strict=True)))
+        assert isinstance(on.model, Guarded)
+        yield Faulty(on, dict(zip(begun, runs, strict=True)), folder, on.model)
 
 
 def patience_of(failures: list[EventView]) -> list[float]:
@@ -204,7 +235,42 @@ async def test_83_statuses_of_our_own_mistakes_are_not(at: Faulty, status: int) 
     assert run.error is not None
     assert (run.status, run.error.error_code) == ("FAILED", "MODEL_ERROR")
     assert f"HTTP {status}" in run.error.message
-    assert len(at.requests(f"[83 {status}]")) == 1
+    # The key may have been replaced: that is looked at once.
+    assert len(at.requests(f"[83 {status}]")) == (2 if status == 401 else 1)
+
+
+async def test_83_a_key_that_is_replaced_reaches_a_run_that_is_under_way(at: Faulty) -> None:
+    folder = at.on.workspace("keys", {"run_tests.sh": "while [ ! -f go ]; do sleep 0.02; done\n"})
+    at.server.key = key("first")
+    at.configure("first")
+    run_id = await at.on.submit("[key] Go.", workspace=folder.name)
+    await at.on.event(run_id, "tool.requested")
+    before, pids = len(at.requests("[key]")), at.on.perdure.pids
+    at.server.key = key("second")
+    at.configure("second")
+    (folder / "go").touch()
+    run = await at.on.ended(run_id)
+    assert run.status == "COMPLETED", run.error
+    assert len(at.requests("[key]")) == before + 2
+    events = await at.on.events(run_id)
+    (failed,) = [event.payload for event in events if event.type == "model.failed"]
+    assert (failed["final"], "HTTP 401" in str(failed["message"])) == (False, True)
+    assert at.on.perdure.pids == pids
+
+
+async def test_83_a_key_that_stays_wrong_ends_the_run_after_one_more_look_and_says_what_to_do(
+    at: Faulty,
+) -> None:
+    at.server.key = key("third")
+    before = len(at.requests("[key]"))
+    run = await at.on.ended(await at.on.submit("[key] Go."))
+    assert run.error is not None
+    assert (run.status, run.error.error_code) == ("FAILED", "MODEL_ERROR")
+    assert "OPENAI_API_KEY" in run.error.message
+    assert ".env" in run.error.message
+    assert len(at.requests("[key]")) == before + 2
+    shown = "".join(str(event.payload) for event in await at.on.events(run.run_id)) + run.error.message
+    assert "-of-the-endpoint" not in shown
 
 
 async def test_83_a_request_that_is_too_large_is_not_sent_again_as_it_is(at: Faulty) -> None:

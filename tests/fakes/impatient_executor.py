@@ -29,11 +29,9 @@ WAIT_SCALE = 0.01
 async def open_talker(
     settings: ExecutorSettings, bus: Bus, clock: Clock, circuits: Circuits
 ) -> AsyncGenerator[Talker]:
-    assert settings.api_key is not None
+    assert settings.key is not None
     assert settings.model_id is not None
-    endpoint = ModelSettings(
-        settings.api_key.get_secret_value(), settings.base_url, settings.model_id, idle_timeout_s=IDLE_S
-    )
+    endpoint = ModelSettings(settings.key, settings.base_url, settings.model_id, idle_timeout_s=IDLE_S)
     async with open_model(endpoint, HurriedClock(WAIT_SCALE), {}, circuits=circuits) as model:
         yield Talker(model, settings.model_id, bus, clock)
 

@@ -17,6 +17,7 @@ from libs.contracts.clock import Clock
 from services.executor.egress.profile import NO_PROFILES, Profile, Profiles
 from services.executor.egress.request import ModelRequest
 from services.executor.endpoint.completion import Model, ModelSettings, Patience, open_model
+from services.executor.endpoint.key import Key
 from services.executor.endpoint.prices import Prices
 from services.executor.ingress.turn import Delta
 from tests.fakes.clock import QuickClock
@@ -79,9 +80,10 @@ async def connected(
     idle_timeout_s: float = 10.0,
     prices: Prices | None = None,
     profiles: Profiles = NO_PROFILES,
+    key: Key | None = None,
 ) -> AsyncGenerator[Model]:
     """Our client; waits between attempts take no time."""
-    settings = ModelSettings(KEY, url, "first", fallbacks, profiles, idle_timeout_s)
+    settings = ModelSettings(key or Key(KEY), url, "first", fallbacks, profiles, idle_timeout_s)
     async with open_model(settings, clock or QuickClock(), prices or {}, patience) as model:
         yield model
 
@@ -96,6 +98,7 @@ async def talking(
     idle_timeout_s: float = 10.0,
     prices: Prices | None = None,
     profiles: Profiles = NO_PROFILES,
+    key: Key | None = None,
 ) -> AsyncGenerator[Peer]:
     """Both ends at once, for at most `DEADLINE_S`."""
     async with (
@@ -109,6 +112,7 @@ async def talking(
             idle_timeout_s=idle_timeout_s,
             prices=prices,
             profiles=profiles,
+            key=key,
         ) as model,
     ):
         yield Peer(endpoint.url, endpoint.server, model)

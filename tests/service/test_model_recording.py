@@ -21,6 +21,7 @@ from libs.contracts.values import Usage
 from services.executor.egress.request import ModelFailure
 from services.executor.endpoint import recording as bounds
 from services.executor.endpoint.completion import Patience
+from services.executor.endpoint.key import Key
 from services.executor.endpoint.recording import Recorder, Recording
 from services.executor.ingress.turn import ModelTurn
 from tests.fakes.clock import QuickClock
@@ -42,7 +43,7 @@ class Tape:
         self.server = TwinServer(QuickClock())
         self.blobs = self.server.connect("test", QuietNetwork()).store("blobs")
         self.state = state or created(Limits(), TaskSpec(goal="x"))
-        recorder = Recorder(self.blobs, QuickClock(), (KEY.encode(),))
+        recorder = Recorder(self.blobs, QuickClock(), Key(KEY))
         self.recording: Recording = recorder.begin(self.state)
 
     async def lines(self) -> bytes:

@@ -8,10 +8,12 @@ import pytest
 
 from deploy.dev.model_script import Answer
 from libs.contracts.clock import rfc3339
+from libs.contracts.errors import ConfigurationError
 from services.executor.egress.profile import Profile
 from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest
 from services.executor.endpoint.circuits import CALLS_MIN, FAILURES_MAX, OPEN_S
 from services.executor.endpoint.completion import Patience
+from services.executor.endpoint.key import Configured, Key
 from services.executor.endpoint.prices import Price
 from services.executor.ingress.turn import Delta
 from tests.fakes.clock import START, QuickClock
@@ -60,6 +62,70 @@ async def test_an_attempt_that_is_made_again_is_told_of_without_the_key() -> Non
     assert len(told) == 1
     assert "No upstream" in str(told)
     assert KEY not in str(told)
+
+
+@pytest.mark.parametrize("length", [590, 594, 598, 602, 606])
+async def test_a_key_that_is_cut_at_the_end_of_a_message_is_not_shown_either(length: int) -> None:
+    answer = refused(400, "x" * (length - len(KEY)) + KEY + " is wrong")
+    async with talking(answer) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(), ignore)
+    assert KEY[:4] not in failure.value.message
+
+
+@pytest.mark.parametrize(
+    "stream", [b"<html>" + b"x" * 180 + KEY.encode(), b'{"detail":"' + b"x" * 175 + KEY.encode() + b'"}']
+)
+async def test_a_key_that_is_cut_at_the_end_of_a_page_is_not_shown_either(stream: bytes) -> None:
+    async with talking(Answer(base64=sent(stream))) as peer:
+        with pytest.raises(ModelFailure) as failure:
+            await peer.model.complete(asked(), ignore)
+    assert "xxx" in failure.value.message
+    assert KEY[:4] not in failure.value.message
+
+
+class Configuration:
+    """How a key is configured while a process runs; counts how often somebody looks."""
+
+    def __init__(self, *keys: str, fixed: bool = False) -> None:
+        self.keys, self.fixed, self.looks = list(keys), fixed, 0
+
+    def __call__(self) -> Configured | None:
+        self.looks += 1
+        if not self.keys:
+            raise ConfigurationError("somebody is writing it")
+        return Configured(self.keys.pop(0), self.fixed)
+
+
+@pytest.mark.parametrize("read", [("second-key-of-it",), (KEY,), ()])
+async def test_a_refused_key_is_read_again_and_tried_once_more(read: tuple[str, ...]) -> None:
+    configuration, clock = Configuration(*read), QuickClock()
+    answer = Answer(attempts=[refused(401), OK, refused(401), OK])
+    async with talking(answer, clock=clock, key=Key(KEY, configuration)) as peer:
+        turn = await peer.model.complete(asked(), ignore)
+        assert (turn.content, turn.attempt, peer.server.count, configuration.looks) == ("done", 2, 2, 1)
+        used = [headers["authorization"] for headers in peer.server.headers]
+        assert used == [f"Bearer {KEY}", f"Bearer {(*read, KEY)[0]}"]
+        # The next call has a look of its own.
+        assert (await peer.model.complete(asked(), ignore)).attempt == 2
+        assert configuration.looks == 2
+    assert clock.slept == []
+
+
+@pytest.mark.parametrize("fixed, advice", [(True, "environment"), (False, ".env")])
+async def test_a_key_that_is_refused_again_is_final_for_all_models_and_the_error_says_what_to_do(
+    fixed: bool, advice: str
+) -> None:
+    configuration = Configuration("second-key-of-it", "third-key-of-it", fixed=fixed)
+    answer = refused(401, f"Incorrect keys {KEY} and second-key-of-it")
+    async with talking(answer, fallbacks=("other",), key=Key(KEY, configuration)) as peer:
+        with pytest.raises(ModelFailure, match=advice) as failure:
+            await peer.model.complete(asked(), ignore)
+        assert (peer.server.count, configuration.looks) == (3, 1)
+        assert not failure.value.transient
+        assert "OPENAI_API_KEY" in failure.value.message
+        assert KEY not in failure.value.message
+        assert "second-key" not in failure.value.message
 
 
 async def test_a_quota_that_is_used_up_is_not_tried_again() -> None:

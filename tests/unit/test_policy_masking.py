@@ -88,3 +88,9 @@ def test_a_key_whose_end_stands_in_another_message_leaves_the_messages_whole() -
 
 def test_a_value_too_short_to_be_a_secret_masks_nothing() -> None:
     assert masked(b"a b c", [b"", b"b"]) == b"a b c"
+
+
+@pytest.mark.parametrize("kept", range(4, len(KEY)))
+def test_the_beginning_of_a_secret_at_a_cut_is_masked(kept: int) -> None:
+    assert masked(b"refused: " + KEY[:kept], [KEY]) == b"refused: " + b"*" * kept
+    assert masked(b"refused: " + KEY[:kept] + b" and more", [KEY]).startswith(b"refused: " + KEY[:kept])

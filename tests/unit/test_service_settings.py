@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,3 +114,35 @@ def aliases(kind: type[BaseModel]) -> Iterator[str]:
                 yield from (str(choice) for choice in choices)
             case _:
                 continue
+
+
+_LOOK = """
+import json, pathlib, sys
+from deploy.dev.plan import MODEL_KEYS
+from libs.chassis.settings import only_in_dotenv, reread
+seen = [sorted(only_in_dotenv(MODEL_KEYS)), reread(*MODEL_KEYS)]
+pathlib.Path(".env").write_text("OPENAI_API_KEY=second")
+print(json.dumps([*seen, reread(*MODEL_KEYS)]))
+"""
+
+
+@pytest.mark.parametrize(
+    "environment, seen",
+    [
+        ({}, [["OPENAI_API_KEY"], ["first", False], ["second", False]]),
+        ({"OPENAI_API_KEY": "mine"}, [[], ["mine", True], ["mine", True]]),
+        ({"OPENAI_API_KEY": "", "DASHSCOPE_API_KEY": "mine"}, [[], ["mine", True], ["mine", True]]),
+    ],
+)
+def test_a_key_in_dotenv_is_left_there_and_read_anew_unless_the_environment_says_otherwise(
+    tmp_path: Path, environment: dict[str, str], seen: list[object]
+) -> None:
+    (tmp_path / ".env").write_text("OPENAI_API_KEY=first")
+    looked = subprocess.run(
+        [sys.executable, "-c", _LOOK],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(looked.stdout) == seen

@@ -4,9 +4,9 @@ Invariant: the one owner of retries. Every attempt has a number of its own, high
 from exactly one attempt; whoever cancels closes the connection at once.
 
 Order of an attempt's outcomes: a turn; a limitation learned (the same again without it, at once); an overflow (raised:
-only a smaller request helps); a transient fault (wait, again); anything else (the next model). A wish to wait longer
-than `park_after_s` is not slept off here: the run is parked until then, or fails if that is not to be borne. A model
-whose circuit is open is passed over (`circuits.py`).
+only a smaller request helps); a refused key (read again, once a call; again); a transient fault (wait, again); anything
+else (the next model). A wish to wait longer than `park_after_s` is not slept off here: the run is parked until then, or
+fails if that is not to be borne. A model whose circuit is open is passed over (`circuits.py`).
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from services.executor.endpoint.faults import (
     judge_wire,
     refusal_in,
 )
+from services.executor.endpoint.key import Key
 from services.executor.endpoint.prices import Prices, priced
 from services.executor.ingress.finish import Retry, judge, without_unoffered
 from services.executor.ingress.spoken import with_spoken_calls
@@ -40,7 +41,7 @@ from services.executor.ingress.turn import ModelTurn, TurnBuilder, WireFault
 
 # A request is written anew this often at most; each time about something else.
 _LEARNED_MAX = 6
-_RATE_LIMITED = 429
+_KEY_REFUSED, _RATE_LIMITED = 401, 429
 
 _log = get_logger("completion")
 
@@ -49,7 +50,7 @@ class ModelSettings(NamedTuple):
     """The endpoint, the deployment's model, and the models to try behind it. `idle_timeout_s` is the longest silence:
     a model may think for minutes before its first byte."""
 
-    api_key: str
+    key: Key
     base_url: str | None
     model: str
     fallbacks: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ async def open_model(
     """The model behind an endpoint. Loads the client first, in a thread: it takes a second in which the process must
     go on renewing its lease."""
     open_endpoint = await asyncio.to_thread(_load_client)
-    async with open_endpoint(settings.api_key, settings.base_url, settings.idle_timeout_s) as post:
+    async with open_endpoint(settings.key, settings.base_url, settings.idle_timeout_s) as post:
         yield Model(post, settings, clock, prices, patience or Patience(), circuits or Circuits())
 
 
@@ -150,6 +151,17 @@ class Model:
                 raise ContextOverflow(
                     outcome.error_code, outcome.message, attempt=call.attempt, usage=call.spent
                 )
+            if outcome.status == _KEY_REFUSED and outcome.kind == "final" and self._settings.key.renewable:
+                if call.renewed:
+                    return msgspec.structs.replace(
+                        outcome, message=f"{outcome.message}; {self._settings.key.advice}"
+                    )
+                # It may have been replaced while this process runs: once a call, also if it is the same.
+                call.renewed = True
+                request.on_retry(call.attempt, outcome.error_code, outcome.message, 0.0)
+                await self._settings.key.renew()
+                call.attempt += 1
+                continue
             empty_turns += outcome.error_code == "EMPTY_RESPONSE"
             wish_s = outcome.retry_after_s or 0.0
             wait_s = next(waits, None)
@@ -176,7 +188,7 @@ class Model:
             standing = _standing(outcome)
             if isinstance(outcome, Fault):
                 # Some endpoints show the key that they were given, and every fault goes into the run's log.
-                cause = outcome.message.replace(self._settings.api_key, "[the key]")
+                cause = self._settings.key.hidden(outcome.message)
                 outcome = msgspec.structs.replace(outcome, message=cause)
             return outcome
         finally:
@@ -194,7 +206,7 @@ class Model:
             except Unreachable as error:
                 return Fault(kind="final" if error.lasting else "transient", message=f"no response: {error}")
             except Refused as error:
-                outcome = error
+                outcome = Refused(error.status, error.headers, self._settings.key.hidden(error.body))
             refused = outcome if isinstance(outcome, Refused) else refusal_in(outcome)
             if refused is not None:
                 fault = judge_refusal(refused, self._clock.now())
@@ -247,9 +259,16 @@ class Model:
         )
         if isinstance(turn, WireFault):
             self._count(builder, name, call)
+            turn = self._without_key(turn)
         if profile.text_calls and request.tools is not None and isinstance(turn, ModelTurn):
             return with_spoken_calls(turn, request.iteration, request.schemas, names)
         return turn
+
+    def _without_key(self, fault: WireFault) -> WireFault:
+        """What an endpoint says of a fault may show the key; it is masked before anything is cut off."""
+        hidden = self._settings.key.hidden
+        error: object = msgspec.json.decode(hidden(msgspec.json.encode(fault.error).decode()))
+        return msgspec.structs.replace(fault, message=hidden(fault.message), error=error)
 
     def _count(self, builder: TurnBuilder, name: str, call: "_Call") -> None:
         if builder.counted is not None:
@@ -328,9 +347,10 @@ class _Call:
     def __init__(self, attempt: int, number: int) -> None:
         self.attempt, self.number = attempt, number
         self.spent = Usage()
+        self.renewed = False
 
 
-def _load_client() -> Callable[[str, str | None, float], AbstractAsyncContextManager[Post]]:
+def _load_client() -> Callable[[Key, str | None, float], AbstractAsyncContextManager[Post]]:
     from services.executor.endpoint.model import open_endpoint  # noqa: PLC0415 see `open_model`
 
     return open_endpoint

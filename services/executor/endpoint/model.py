@@ -16,6 +16,7 @@ import openai
 
 from services.executor.egress.request import Post
 from services.executor.endpoint.faults import Refused, Unreachable
+from services.executor.endpoint.key import Key
 
 # As many as there may be slots, so that a run never waits for another one's connection.
 CONNECTIONS_MAX = 10_000
@@ -41,8 +42,9 @@ _HEADERS = {
 
 
 @asynccontextmanager
-async def open_endpoint(api_key: str, base_url: str | None, idle_timeout_s: float) -> AsyncGenerator[Post]:
-    """A pool of connections to an endpoint. `idle_timeout_s` bounds each wait for bytes, comments included."""
+async def open_endpoint(key: Key, base_url: str | None, idle_timeout_s: float) -> AsyncGenerator[Post]:
+    """A pool of connections to an endpoint, which each request gives the key as it is then. `idle_timeout_s` bounds each
+    wait for bytes, comments included."""
     timeout = httpx2.Timeout(
         connect=CONNECT_TIMEOUT_S, read=idle_timeout_s, write=WRITE_TIMEOUT_S, pool=CONNECT_TIMEOUT_S
     )
@@ -52,7 +54,7 @@ async def open_endpoint(api_key: str, base_url: str | None, idle_timeout_s: floa
         keepalive_expiry=KEPT_ALIVE_S,
     )
     async with openai.AsyncOpenAI(
-        api_key=api_key,
+        api_key=key.current,
         base_url=base_url,
         max_retries=0,
         timeout=timeout,

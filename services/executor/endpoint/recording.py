@@ -6,7 +6,7 @@ event that ends the call names it.
 """
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
@@ -25,6 +25,7 @@ from libs.contracts.values import WireRecording
 from libs.policy.masking import masked, masked_stream
 from services.executor.egress.request import Post
 from services.executor.endpoint.faults import Refused, Unreachable
+from services.executor.endpoint.key import Key
 
 # A request is one context window, a response one turn; what is larger is clipped, and says so. Together with the number
 # of slots this bounds what recording takes of the memory.
@@ -45,11 +46,11 @@ E = TypeVar("E", e.ModelCompleted, e.ModelFailed)
 
 
 class Recorder(NamedTuple):
-    """Records the calls of all runs of a process. `secrets` are masked wherever they stand."""
+    """Records the calls of all runs of a process. The secrets that `key` knows are masked wherever they stand."""
 
     blobs: Blobs
     clock: Clock
-    secrets: Collection[bytes]
+    key: Key
 
     def begin(self, state: RunState) -> "Recording":
         """The recording of the model call that a run is about to make."""
@@ -111,7 +112,7 @@ class Recording:
         return heard
 
     def _exchange(self, number: int, heard: "_Heard") -> Exchange:
-        secrets, sizes = self._recorder.secrets, [len(piece) for piece in heard.pieces]
+        secrets, sizes = self._recorder.key.secrets, [len(piece) for piece in heard.pieces]
         stream = masked_stream(b"".join(heard.pieces), secrets)
         pieces = [stream[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         clipped = ["request"] if len(heard.body) > REQUEST_BYTES_MAX else []

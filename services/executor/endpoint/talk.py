@@ -103,12 +103,13 @@ async def open_talker(
     settings: ExecutorSettings, bus: Bus, clock: Clock, circuits: Circuits
 ) -> AsyncGenerator[Talker]:
     """The talker of these settings; connections to the endpoint last as long as the context."""
-    if settings.api_key is None or settings.model_id is None:
+    key = settings.key
+    if key is None or settings.model_id is None:
         yield Talker(None, "", bus, clock)
         return
     fallbacks = tuple(name.strip() for name in settings.fallback_models.split(",") if name.strip())
     endpoint = ModelSettings(
-        api_key=settings.api_key.get_secret_value(),
+        key=key,
         base_url=settings.base_url,
         model=settings.model_id,
         fallbacks=fallbacks,
@@ -117,7 +118,7 @@ async def open_talker(
     prices, scale = load_prices(settings.model_prices), settings.test_hooks.get(WAIT_SCALE)
     waiting = clock if scale is None else HurriedClock(float(scale))
     async with open_model(endpoint, waiting, prices, circuits=circuits) as model:
-        recorder = Recorder(bus.store("blobs"), clock, settings.secrets) if settings.record_wire else None
+        recorder = Recorder(bus.store("blobs"), clock, key) if settings.record_wire else None
         yield Talker(model, settings.model_id, bus, clock, PARK_S * float(scale or 1), recorder)
 
 
