@@ -29,6 +29,8 @@ from libs.contracts.errors import ConfigurationError, ValidationFailed
 from libs.contracts.http import LimitsIn, parse_body
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
+from libs.policy.reading import parse_policy
+from libs.policy.rules import Policy
 
 # Every PERDURE_* name of docs/configuration.md. All services share one environment, so each must know them all.
 KNOWN_NAMES = frozenset(
@@ -48,6 +50,7 @@ KNOWN_NAMES = frozenset(
         "PERDURE_LEASE_TTL_S",
         "PERDURE_DATA",
         "PERDURE_LIMITS",
+        "PERDURE_POLICY",
         "PERDURE_ALLOW_LAZY_SYNC",
         "PERDURE_COMMAND_BYTES_MAX",
         "PERDURE_COMMAND_PROCESSES_MAX",
@@ -55,6 +58,8 @@ KNOWN_NAMES = frozenset(
         "PERDURE_WORKSPACE_FILES_MAX",
     }
 )
+# A policy is written by people; a larger file is another one.
+_POLICY_BYTES_MAX = 1 << 20
 TEST_PREFIX = "PERDURE_TEST_"
 # `export A=1 B=2` is one line for a shell; read as one value it would hide B and spoil A. In quotes it is a value.
 _SEVERAL = re.compile(r"""(?!(["'])(?:(?!\1).)*\1$).*\s[A-Z][A-Z0-9_]*=""")
@@ -138,10 +143,27 @@ def parse_limits(text: str) -> Limits:
     return Limits(**given.model_dump(exclude_none=True))
 
 
+def _read_policy(value: object) -> Policy:
+    if isinstance(value, Policy):
+        return value
+    text = str(value).strip()
+    if text.startswith("{"):
+        return parse_policy(text)
+    path = Path(text)
+    try:
+        if path.stat().st_size > _POLICY_BYTES_MAX:
+            raise ValueError(f"{path} is larger than {_POLICY_BYTES_MAX >> 20} MiB, and no policy")
+        return parse_policy(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"is neither JSON nor a file that can be read: {path}: {error.strerror}") from error
+
+
 # The field of every service that buys tokens or starts what will.
 TokensPerDay = Annotated[int | None, Field(alias="TENANT_MAX_TOKENS_PER_DAY", ge=1)]
 # The field of every service that makes runs: the deployment's limits.
 DeploymentLimits = Annotated[InstanceOf[Limits], BeforeValidator(_read_limits), Field(alias="PERDURE_LIMITS")]
+# The field of every service that decides about calls, or explains decisions: the deployment's policy.
+DeploymentPolicy = Annotated[InstanceOf[Policy], BeforeValidator(_read_policy), Field(alias="PERDURE_POLICY")]
 
 
 def _unknown(name: str) -> bool:

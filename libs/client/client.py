@@ -18,7 +18,17 @@ from libs.client.sse import EventParser
 from libs.contracts.artifacts import ArtifactList, DiffView
 from libs.contracts.errors import ConfigurationError, InternalError, PerdureError, Unavailable
 from libs.contracts.exchange import WireView
-from libs.contracts.http import Approval, Reconciliation, Reply, SteeringMessage, TaskCreate, read_body
+from libs.contracts.healthviews import HealthView
+from libs.contracts.http import (
+    Approval,
+    PolicyQuestion,
+    Reconciliation,
+    Reply,
+    SteeringMessage,
+    TaskCreate,
+    read_body,
+)
+from libs.contracts.policyviews import DecisionView
 from libs.contracts.run import TERMINAL
 from libs.contracts.views import (
     CommandAccepted,
@@ -26,7 +36,6 @@ from libs.contracts.views import (
     DeadLetterReplayed,
     EventsPage,
     EventView,
-    HealthView,
     QuestionList,
     RunList,
     RunView,
@@ -186,6 +195,10 @@ class PerdureClient:
     async def replay_dead_letter(self, letter_id: str) -> DeadLetterReplayed:
         """Send a dead letter's message again to where it came from."""
         return await self._post(f"/api/dead-letters/{_part(letter_id)}/replay", DeadLetterReplayed)
+
+    async def explain_policy(self, question: PolicyQuestion) -> DecisionView:
+        """What the policy would decide about a call."""
+        return await self._post("/api/policy/explain", DecisionView, question)
 
     async def health(self) -> HealthView:
         return await self._get("/api/health", HealthView)

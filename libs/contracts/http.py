@@ -24,6 +24,7 @@ from pydantic import (
 
 from libs.contracts.checks import CHECK_TIMEOUT_S, CHECK_TIMEOUT_S_MAX
 from libs.contracts.errors import ValidationFailed
+from libs.contracts.ids import is_token
 from libs.contracts.subjects import Priority
 from libs.contracts.tasks import ContextStrategy, TaskSpec
 
@@ -82,6 +83,13 @@ def _inside(path: str) -> str:
     return path
 
 
+def _tenant(name: str) -> str:
+    if not is_token(name):
+        raise ValueError("must match [a-z0-9_-]{1,64}")
+    return name
+
+
+Tenant = Annotated[str, AfterValidator(_tenant)]
 Text = Annotated[str, AfterValidator(_storable)]
 Brief = Annotated[Text, Field(min_length=1, max_length=TEXT_CHARS_MAX), AfterValidator(_not_blank)]
 Name = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(_not_blank)]
@@ -296,6 +304,14 @@ def read_body(model: type[R], given: Mapping[str, object]) -> R:
         return model.model_validate(dict(given))
     except ValidationError as error:
         raise _failed(error) from error
+
+
+class PolicyQuestion(Request):
+    """A call as a model would make it. `tenant`: for operators, who may ask for anyone."""
+
+    tool: Name
+    arguments: dict[str, object] = {}
+    tenant: Tenant | None = None
 
 
 def parse_task(body: bytes) -> TaskCreate:

@@ -18,7 +18,8 @@ class Semantics(StrEnum):
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool of a host. `parameters` is a JSON Schema object; `timeout_s` bounds one call.
+    """One tool of a host. `parameters` is a JSON Schema object; `timeout_s` bounds one call; `risk` is low, medium or
+    high, as the host sees it (decisions go by `libs/policy/risk.py`).
 
     A tool that does not need a workspace is called on any live host that offers it. `tenants` are those that may see
     and call it; none named: all.
@@ -35,6 +36,14 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_for(self, tenant: str) -> bool:
         return not self.tenants or tenant in self.tenants
+
+
+# The tools that change the run and not the world: they have no host, and no host's tool may be called so.
+RUN_TOOLS = {
+    "ask_user": Semantics.READ_ONLY,
+    "write_todos": Semantics.IDEMPOTENT,
+    "delegate": Semantics.IDEMPOTENT,
+}
 
 
 class HostCatalog(msgspec.Struct, frozen=True, kw_only=True):

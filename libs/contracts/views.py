@@ -4,8 +4,6 @@ Invariant: fields are only ever added here (readers ignore what they do not know
 does not hold.
 """
 
-from typing import Literal
-
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
@@ -211,41 +209,6 @@ class EventsPage(View):
     run_id: str
     events: list[EventView]
     next_after_sequence: int
-
-
-class ReplicaView(View):
-    replica_id: str
-    slots: int
-    free: int
-    info: dict[str, str]
-
-
-class ToolView(View):
-    name: str
-    description: str
-    semantics: str
-    risk: str
-
-
-class HealthView(View):
-    """What this deployment is made of, as this gateway sees it on the bus; never a secret."""
-
-    status: Literal["ok", "degraded"]
-    version: str
-    replica_id: str
-    secure: bool
-    bus: bool
-    model_configured: bool
-    services: dict[str, list[ReplicaView]]
-    tools: list[ToolView]
-    sandbox: str
-    policy: str
-    backends: dict[str, str]
-    test_hooks: list[str] = []
-
-
-class ReadyView(View):
-    status: Literal["ready"]
 
 
 class DeadLetterView(View):

@@ -45,6 +45,8 @@ _PLAIN_VALUES = frozenset(
     {"word", "number", "raw_string", "string", "concatenation", "variable_name", "extglob_pattern"}
 )
 _CHANGED_BY_SHELLS = re.compile(r"[*?\[\]{}~$`]")
+# What stands for a program where the shell itself opens a file.
+READS, WRITES = "<", ">"
 _HARMLESS_TARGETS = frozenset({"/dev/null"})
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED_IN_STRINGS = re.compile(r"\\([$`\"\\\n])")
@@ -165,7 +167,7 @@ def _command(node: Node, depth: int) -> Iterator[ShellCommand]:
 
 
 def _redirect(node: Node, depth: int) -> Iterator[ShellCommand]:
-    """Reading and writing of files by the shell itself: writing counts as the command `>`."""
+    """Reading and writing of files by the shell itself counts as the commands `<` and `>`."""
     target = node.child_by_field_name("destination")
     operator = next((child.type for child in node.children if not child.is_named), "")
     if target is None:
@@ -174,9 +176,8 @@ def _redirect(node: Node, depth: int) -> Iterator[ShellCommand]:
     name = _word(target)
     if operator in (">&", "<&") and name is not None and (name.isdigit() or name == "-"):
         return
-    if operator == "<" or name in _HARMLESS_TARGETS:
-        return
-    yield ShellCommand((">", name))
+    if name not in _HARMLESS_TARGETS:
+        yield ShellCommand((READS if operator == READS else WRITES, name))
 
 
 def _inside(node: Node, depth: int) -> Iterator[ShellCommand]:

@@ -20,8 +20,8 @@ from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult, ToolSpec
 from libs.contracts.values import RunError
-from libs.policy.decision import Policy
 from libs.policy.reach import paths_of_call
+from libs.policy.rules import Policy
 from services.executor.decision.decide import (
     Activity,
     Attach,

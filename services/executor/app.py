@@ -21,7 +21,6 @@ from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.contracts.streams import tickets
 from libs.contracts.tasks import Ticket
-from libs.policy.decision import Policy
 from services.executor.activities import Workbench
 from services.executor.claims import Claims, Held
 from services.executor.endpoint.circuits import Circuits
@@ -86,7 +85,7 @@ async def serve(
         ):
             hooks = CrashHooks(settings.test_hooks)
             bench = Workbench(
-                bus, clock, hosts, calls, workspaces, talker, chassis.runs, Policy(), hooks, spending
+                bus, clock, hosts, calls, workspaces, talker, chassis.runs, settings.policy, hooks, spending
             )
             parts = SessionParts(
                 bus, chassis.runs, clock, liveness.boot, registration.replica, until_progress=only is not None
@@ -114,7 +113,7 @@ def _registration(settings: ExecutorSettings, held: Mapping[str, Held], *, quara
         slots=0 if quarantined else settings.slots,
         model_configured=settings.model_configured,
         ttl_s=settings.lease_ttl_s,
-        info={},
+        info={"policy": settings.policy.digest},
         free=lambda: 0 if quarantined else max(0, settings.slots - len(held)),
     )
 

@@ -10,7 +10,8 @@ from typing import Annotated
 from pydantic import AliasChoices, BeforeValidator, Field, InstanceOf, SecretStr
 
 from libs.chassis.addresses import Http
-from libs.chassis.settings import ServiceSettings, TokensPerDay, reread
+from libs.chassis.settings import DeploymentPolicy, ServiceSettings, TokensPerDay, reread
+from libs.policy.rules import Policy
 from services.executor.egress.profile import NO_PROFILES, Profile, Profiles, parse_profiles
 from services.executor.endpoint.key import Configured, Key
 
@@ -44,6 +45,7 @@ class ExecutorSettings(ServiceSettings):
     # Slots: a run costs little while its model thinks, so one process holds many.
     slots: Annotated[int, Field(alias="MAX_CONCURRENT_RUNS_PER_REPLICA", ge=1, le=10_000)] = 64
     tenant_tokens_per_day: TokensPerDay = None
+    policy: DeploymentPolicy = Policy()
 
     @property
     def key(self) -> Key | None:

@@ -31,6 +31,7 @@ from services.gateway.commands import CommandsApi
 from services.gateway.deadletters import DeadLettersApi
 from services.gateway.health import HealthApi, Identity
 from services.gateway.places import Places
+from services.gateway.policies import PoliciesApi
 from services.gateway.quotas import Quotas
 from services.gateway.requests import Requests
 from services.gateway.roster import Roster
@@ -80,7 +81,10 @@ class Gateway:
         )
         artifacts = ArtifactsApi(runs, Places(self._bus, roster), shards=SHARDS)
         identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
-        health = HealthApi(bus=self._bus, liveness=self._liveness, roster=roster, identity=identity)
+        health = HealthApi(
+            bus=self._bus, liveness=self._liveness, roster=roster, identity=identity, policy=settings.policy
+        )
+        policies = PoliciesApi(settings.policy, roster, secure=keyring.secure)
         handlers = {
             "create_task": tasks.create,
             "show_task": tasks.show,
@@ -104,6 +108,7 @@ class Gateway:
             "show_diff": artifacts.diff,
             "stream_run": StreamApi(watches, shards=SHARDS).stream,
         }
+        handlers |= {"explain_policy": policies.explain}
         handlers |= {"list_dead_letters": letters.find, "replay_dead_letter": letters.replay}
         opened = {"health": health.health, "ready": health.ready}
         return application(handlers, opened, keyring, self._clock, self._requests)

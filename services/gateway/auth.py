@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from libs.contracts.errors import Unauthorized
 
-# The tenant of trusted-local mode, and what an operator is called in logs.
-LOCAL, OPERATOR = "local", "operator"
+# The tenant of trusted-local mode, and what an operator is called: no tenant can have that name.
+LOCAL, OPERATOR = "local", "(operator)"
 
 
 class Keyring:

@@ -13,9 +13,12 @@ from starlette.responses import Response
 
 from libs.bus.ports import Bus, Liveness, Replica
 from libs.contracts.errors import BusUnavailable
+from libs.contracts.healthviews import HealthView, ReadyView, ReplicaView, ToolView
 from libs.contracts.tools import HostCatalog
-from libs.contracts.views import HealthView, ReadyView, ReplicaView, ToolView
+from libs.policy.risk import risk_of
+from libs.policy.rules import Policy
 from services.gateway import edge
+from services.gateway.policies import policy_view
 from services.gateway.roster import Roster
 
 # A probe gives up after a few seconds; an answer that the bus is silent must come before that.
@@ -39,8 +42,11 @@ class Identity(NamedTuple):
 class HealthApi:
     """`/api/health` and `/api/health/ready`."""
 
-    def __init__(self, *, bus: Bus, liveness: Liveness, roster: Roster, identity: Identity) -> None:
+    def __init__(
+        self, *, bus: Bus, liveness: Liveness, roster: Roster, identity: Identity, policy: Policy
+    ) -> None:
         self._bus, self._liveness, self._roster, self._identity = bus, liveness, roster, identity
+        self._policy = policy
 
     async def health(self, _: Request) -> Response:
         replicas: list[Replica] = []
@@ -55,7 +61,7 @@ class HealthApi:
         services = {name: [_view(one) for one in replicas if one.service == name] for name in SERVICES}
         complete = usable and all(services.values())
         hosts = [catalog for catalog in catalogs if catalog.workspaces]
-        policies = {one.info["policy"] for one in replicas if "policy" in one.info}
+        policy = policy_view(self._policy, replicas)
         return edge.answer(
             HealthView(
                 status="ok" if complete else "degraded",
@@ -67,7 +73,8 @@ class HealthApi:
                 services=services,
                 tools=_tools(catalogs),
                 sandbox=", ".join(sorted({host.sandbox for host in hosts})) or "none",
-                policy=", ".join(sorted(policies)) or "default",
+                policy=f"{policy.mode} {policy.digest}",
+                policy_in_force=policy,
                 backends={"log": "jetstream", "index": "sqlite"},
                 test_hooks=list(self._identity.test_hooks),
             )
@@ -90,7 +97,7 @@ def _view(replica: Replica) -> ReplicaView:
 def _tools(catalogs: Sequence[HostCatalog]) -> list[ToolView]:
     found = {
         tool.name: ToolView(
-            name=tool.name, description=tool.description, semantics=tool.semantics, risk=tool.risk
+            name=tool.name, description=tool.description, semantics=tool.semantics, risk=risk_of(tool)
         )
         for catalog in catalogs
         # What is shared among hosts of a kind (`verify`) is called by the runtime, never by a model.

@@ -13,7 +13,7 @@ from libs.contracts.run import RunStatus
 Schema = dict[str, object]
 
 
-Audience = Literal["tenants", "operators", "everybody"]
+Audience = Literal["tenants", "operators", "both", "everybody"]
 
 
 class Parameter(NamedTuple):
@@ -27,7 +27,8 @@ class Parameter(NamedTuple):
 class Operation(NamedTuple):
     """One method of one path. `name` finds its handler; what it `gives` is JSON, or bytes of a `media` type, or nothing.
 
-    `audience`: who may call it once there are secrets. A tenant sees its own runs, an operator what is everybody's.
+    `audience`: who may call it once there are secrets. A tenant sees its own runs, an operator what is everybody's; what
+    is for both is told who asks.
     """
 
     name: str

@@ -3,7 +3,7 @@
 Invariant: routes, `Allow` headers and OpenAPI are all made from this table, so they cannot disagree.
 """
 
-from libs.contracts import artifacts, http, views
+from libs.contracts import artifacts, healthviews, http, policyviews, views
 from libs.contracts.exchange import WireView
 from libs.projection.rows import LIMIT_DEFAULT, LIMIT_MAX
 from services.gateway.artifacts import ARTIFACTS_LIMIT_DEFAULT, ARTIFACTS_LIMIT_MAX
@@ -309,11 +309,21 @@ OPERATIONS: tuple[Operation, ...] = (
         audience="operators",
     ),
     Operation(
+        "explain_policy",
+        "POST",
+        "/api/policy/explain",
+        "What the policy would decide about a call, and why; nothing is called. For tenants and operators.",
+        policyviews.DecisionView,
+        takes=http.PolicyQuestion,
+        failures=(404, 413, 415, 422, 503),
+        audience="both",
+    ),
+    Operation(
         "health",
         "GET",
         "/api/health",
         "What this deployment is made of.",
-        views.HealthView,
+        healthviews.HealthView,
         audience="everybody",
     ),
     Operation(
@@ -321,7 +331,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET",
         "/api/health/ready",
         "Whether the bus and the log are usable.",
-        views.ReadyView,
+        healthviews.ReadyView,
         failures=(503,),
         audience="everybody",
     ),

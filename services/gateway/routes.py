@@ -66,8 +66,9 @@ def application(
 
 
 def _known(handler: Handler, operation: Operation, keyring: Keyring) -> Open:
-    """The handler for whoever the secret of the request proves: a tenant, or for some operations an operator."""
-    prove = keyring.operator if operation.audience == "operators" else keyring.tenant
+    """The handler for whoever the secret of the request proves: a tenant, an operator, or either of them."""
+    provers = {"operators": keyring.operator, "both": keyring.anybody}
+    prove = provers.get(operation.audience, keyring.tenant)
 
     async def handle(request: Request) -> Response:
         return await handler(request, prove(request.headers.get("authorization")))

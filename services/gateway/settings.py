@@ -9,9 +9,10 @@ from typing import Annotated, Self
 import msgspec
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from libs.chassis.settings import DeploymentLimits, ServiceSettings, TokensPerDay
+from libs.chassis.settings import DeploymentLimits, DeploymentPolicy, ServiceSettings, TokensPerDay
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
+from libs.policy.rules import Policy
 
 # A secret shorter than this is guessed in an afternoon.
 SECRET_CHARS_MIN = 16
@@ -41,6 +42,7 @@ class GatewaySettings(ServiceSettings):
     port: Annotated[int, Field(alias="PERDURE_PORT", ge=0, le=65535)] = 8000
     limits: DeploymentLimits = Limits()
     tenant_tokens_per_day: TokensPerDay = None
+    policy: DeploymentPolicy = Policy()
     keys: Annotated[
         dict[str, tuple[SecretStr, ...]],
         BeforeValidator(_keys),

@@ -17,7 +17,6 @@ from libs.chassis.run import Chassis
 from libs.contracts.errors import ConfigurationError, LeaseLost
 from libs.contracts.streams import host_consumer
 from libs.contracts.tools import HostCatalog
-from libs.policy.decision import Policy
 from services.toolhost.attach import Attached, Inheritance, Workspaces
 from services.toolhost.cgroups import Cgroups
 from services.toolhost.evidence import Evidence
@@ -50,7 +49,9 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     cgroups = await asyncio.to_thread(_cgroups, settings)
     processes = Processes(clock=clock, inherited=settings.command_environment, cgroups=cgroups)
     sandbox = await _sandbox(settings, processes)
-    registry = Registry({name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, Policy())
+    registry = Registry(
+        {name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, settings.policy
+    )
     workspaces = _workspaces(chassis, processes, sandbox, cgroups)
     nowhere = _nowhere(settings)
     parts = HostParts(
@@ -113,6 +114,7 @@ def _registration(settings: ToolhostSettings, sandbox: Sandbox, cgroups: Cgroups
         model_configured=False,
         ttl_s=settings.lease_ttl_s,
         info={
+            "policy": settings.policy.digest,
             "sandbox": sandbox.name,
             "limits": "groups" if cgroups is not None else "processes",
             **({"warning": sandbox.warning} if sandbox.warning else {}),

@@ -5,7 +5,7 @@ change of a file that an earlier attempt has made is found, not made again.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ from libs.contracts.tools import (
     ToolCall,
     ToolResult,
 )
-from libs.policy.decision import Verb
 from libs.policy.reach import paths_of_call
+from libs.policy.rules import Verb
 from services.toolhost.approvals import is_approved
 from services.toolhost.attach import Attached, Workspaces
 from services.toolhost.errors import ToolFailure
@@ -85,7 +85,8 @@ class Invocations:
         checked = await self._checked(call, tool)
         if isinstance(checked, ToolResult):
             return checked
-        return _result(call, await perform(tool, self._context(call, checked, stop), call.arguments))
+        context = self._context(call, checked.attached, stop, hidden=checked.hidden)
+        return _result(call, await perform(tool, context, call.arguments))
 
     @asynccontextmanager
     async def effect(self, call: ToolCall) -> AsyncGenerator[Prepared]:
@@ -102,9 +103,10 @@ class Invocations:
         if tool.plan is not None:
             paths = paths_of_call(call.name, call.arguments)
             await stack.enter_async_context(self._locks.holding(call.workspace_id, paths))
-        attached = await self._checked(call, tool)
-        if isinstance(attached, ToolResult):
-            return attached
+        checked = await self._checked(call, tool)
+        if isinstance(checked, ToolResult):
+            return checked
+        attached = checked.attached
         if tool.plan is not None:
             return await self._change(call, tool, attached)
 
@@ -146,22 +148,34 @@ class Invocations:
                 return done_before(before, after)
         return None
 
-    async def _checked(self, call: ToolCall, tool: Tool) -> Attached | ToolResult:
+    async def _checked(self, call: ToolCall, tool: Tool) -> "_Checked | ToolResult":
         """The call's workspace once schema and policy let it pass."""
         attached = self._parts.workspaces.find(call) if tool.spec.needs_workspace else self._parts.nowhere
         if attached is None:
             return refused(call, Refusal.NOT_MY_WORKSPACE)
-        problem = self._parts.registry.problem(call)
+        registry = self._parts.registry
+        problem = registry.problem(call)
         if problem is not None:
             return failed(call, f"INVALID_ARGUMENTS: {problem}", {"error_code": "INVALID_ARGUMENTS"})
-        decision = self._parts.registry.decision(call)
+        decision = registry.decision(call)
         if decision.verb is Verb.DENY:
             return failed(call, f"DENIED: {decision.reason}", {"error_code": "DENIED"})
         if decision.verb is Verb.ASK and not await is_approved(self._parts.log, call):
-            return failed(call, f"NOT_APPROVED: {decision.reason}", {"error_code": "NOT_APPROVED"})
-        return attached
+            told = f"NOT_APPROVED: {decision.reason}; nobody has approved this call"
+            if call.approval_sequence is None:
+                # Its owner would have asked if it had to: it decides by another policy.
+                told += ", and this tool host's policy is stricter than what the run goes by: the operator has to see to it"
+            return failed(call, told, {"error_code": "NOT_APPROVED"})
+        return _Checked(attached, registry.hides(call, approved=decision.verb is Verb.ASK))
 
-    def _context(self, call: ToolCall, attached: Attached, stop: asyncio.Event) -> ToolContext:
+    def _context(
+        self,
+        call: ToolCall,
+        attached: Attached,
+        stop: asyncio.Event,
+        *,
+        hidden: Callable[[str], bool] | None = None,
+    ) -> ToolContext:
         key = key_of(call)
 
         async def note(group: int, start: int) -> None:
@@ -174,6 +188,7 @@ class Invocations:
             repository=attached.repository,
             undo=attached.undo,
             seen=call.seen,
+            hidden=hidden,
             ripgrep=self._parts.ripgrep,
             processes=self._parts.processes,
             sandbox=self._parts.sandbox,
@@ -209,6 +224,13 @@ class Invocations:
         except msgspec.ValidationError as error:
             return refused(call, Refusal.MALFORMED, str(error))
         return _facts(call, await self._parts.evidence.files(attached, question))
+
+
+class _Checked(NamedTuple):
+    """A call that may be carried out: in which workspace, and which files a look at many passes over."""
+
+    attached: Attached
+    hidden: Callable[[str], bool] | None
 
 
 class _Snapshot(NamedTuple):

@@ -4,10 +4,11 @@ Invariant: a call that passes here has arguments of the tool's schema and is all
 one that does not is said by field, for the model to mend.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from libs.contracts.tools import ToolCall, ToolSpec
-from libs.policy.decision import Decision, Policy, decide
+from libs.policy.decision import Decision, decide, hides
+from libs.policy.rules import Policy
 from libs.policy.schemas import Schemas
 from services.toolhost.tools.catalog import Tool
 
@@ -36,6 +37,11 @@ class Registry:
     def problem(self, call: ToolCall) -> str | None:
         """What is wrong with the arguments, by field; `None` when nothing is."""
         return self._schemas.problem(call.name, call.arguments)
+
+    def hides(self, call: ToolCall, *, approved: bool) -> Callable[[str], bool] | None:
+        """Which files of the workspace the call has to pass over."""
+        spec = self._tools[call.name].spec
+        return hides(spec, tenant=call.tenant, policy=self._policy, approved=approved)
 
     def decision(self, call: ToolCall) -> Decision:
         return decide(self._tools[call.name].spec, call.arguments, tenant=call.tenant, policy=self._policy)

@@ -9,7 +9,8 @@ from typing import Annotated
 import msgspec
 from pydantic import Field, SecretStr, field_validator
 
-from libs.chassis.settings import ServiceSettings
+from libs.chassis.settings import DeploymentPolicy, ServiceSettings
+from libs.policy.rules import Policy
 from services.toolhost.cgroups import Bounds
 from services.toolhost.room import BYTES_MAX, FILES_MAX, Quota
 from services.toolhost.sandbox import BOUNDS, SandboxMode
@@ -32,6 +33,7 @@ class ToolhostSettings(ServiceSettings):
     program_path: Annotated[str, Field(alias="PATH")] = "/usr/local/bin:/usr/bin:/bin"
     bytes_max: Annotated[int, Field(alias="PERDURE_WORKSPACE_BYTES_MAX", ge=1)] = BYTES_MAX
     files_max: Annotated[int, Field(alias="PERDURE_WORKSPACE_FILES_MAX", ge=1)] = FILES_MAX
+    policy: DeploymentPolicy = Policy()
     time_zone: Annotated[str, Field(alias="TZ")] = ""
 
     @field_validator("run_tests_command", mode="before")

@@ -64,6 +64,7 @@ class Owner:
         self.runs = runs_of(bus)
         self.journal = Journal(bus.bucket("journal"))
         self.baseline: str | None = None
+        self.boot = ""
 
     @property
     def run_id(self) -> str:
@@ -182,13 +183,20 @@ async def owned_run(bus: Bus, workspace: str = "project") -> Owner:
 
 @asynccontextmanager
 async def toolhost(
-    bus: Bus, root: Path, *, tests: str = "", sandbox: str = "none", known: frozenset[str] = frozenset()
+    bus: Bus,
+    root: Path,
+    *,
+    tests: str = "",
+    sandbox: str = "none",
+    policy: str = "",
+    known: frozenset[str] = frozenset(),
 ) -> AsyncGenerator[str]:
     """A tool host in this process; gives its boot, which is none of `known`."""
     environment = {
         "WORKSPACE_DIR": str(root),
         "SANDBOX": sandbox,
         "RUN_TESTS_COMMAND": tests,
+        "PERDURE_POLICY": policy,
         "REPLICA_ID": "toolhost-1",
         "PERDURE_LEASE_TTL_S": "1",
         "PATH": "/usr/local/bin:/usr/bin:/bin",

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from libs.bus.ports import Bus
+from libs.contracts.healthviews import HealthView
 from libs.contracts.http import BODY_BYTES_MAX
-from libs.contracts.views import HealthView
 from services.gateway import openapi
 from services.gateway.operations import OPERATIONS
 from tests.service.gateway_served import DEADLINE_S, Owner, Served, created, gateway, http_client, registered

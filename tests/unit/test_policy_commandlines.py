@@ -4,7 +4,8 @@ import pytest
 
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.policy.commandlines import NotUnderstood, commands_of
-from libs.policy.decision import DEFAULT_RULES, Decision, Mode, Policy, Rule, Verb, decide
+from libs.policy.decision import Decision, decide
+from libs.policy.rules import Mode, Policy, Rule, Verb
 
 SPEC = ToolSpec(
     name="run_command", description="", parameters={}, semantics=Semantics.NON_IDEMPOTENT, risk="high"
@@ -23,7 +24,6 @@ ALLOWED = (
 )
 FORBIDDEN = ("rm *", "git push *", "> /etc/*")
 RULES = (
-    *DEFAULT_RULES,
     *(Rule(verb=Verb.ALLOW, command=pattern, reason="known") for pattern in ALLOWED),
     *(Rule(verb=Verb.DENY, command=pattern, reason="forbidden") for pattern in FORBIDDEN),
 )
@@ -169,7 +169,7 @@ def test_no_rule_allows_a_program_that_runs_what_it_is_told(program: str) -> Non
 )
 def test_what_is_or_may_be_forbidden_is_denied_whatever_else_is_allowed(line: str) -> None:
     everything = Rule(verb=Verb.ALLOW, command="*", reason="all")
-    only = (*DEFAULT_RULES, everything, *(rule for rule in RULES if rule.verb is Verb.DENY))
+    only = (everything, *(rule for rule in RULES if rule.verb is Verb.DENY))
     found = decide(SPEC, {"command": line}, tenant="local", policy=Policy(rules=only))
     assert found == Decision(verb=Verb.DENY, reason="forbidden")
 
@@ -178,10 +178,11 @@ def test_rules_about_the_whole_tool_stand_beside_those_about_commands() -> None:
     assert decision("ls", Rule(verb=Verb.DENY, tool="run_*", reason="closed")).reason == "closed"
     assert decision("ls", Rule(verb=Verb.ASK, tenant="local", reason="look")).reason == "look"
     assert decision("ls", Rule(verb=Verb.ASK, command="ls *", reason="this, too")).reason == "this, too"
-    assert decision("ls", mode=Mode.READ_ONLY).verb is Verb.ALLOW
-    other = Policy(
-        rules=(Rule(verb=Verb.ALLOW, command="ls *", tenant="acme", reason="known"), *DEFAULT_RULES)
-    )
+    assert decision("curl x", Rule(verb=Verb.ALLOW, tool="run_*", reason="open")).reason == "open"
+    assert decision("rm x", Rule(verb=Verb.ALLOW, tool="run_*", reason="open")).reason == "forbidden"
+    assert decision("ls '", Rule(verb=Verb.ALLOW, tool="run_*", reason="open")).verb is Verb.ASK
+    assert decision("ls", mode=Mode.READ_ONLY).verb is Verb.DENY
+    other = Policy(rules=(Rule(verb=Verb.ALLOW, command="ls *", tenant="acme", reason="known"),))
     assert decide(SPEC, {"command": "ls"}, tenant="acme", policy=other).verb is Verb.ALLOW
     assert decide(SPEC, {"command": "ls"}, tenant="local", policy=other).verb is Verb.ASK
     assert decide(SPEC, {"command": 1}, tenant="acme", policy=other).verb is Verb.ASK

@@ -65,7 +65,7 @@ class _File:
             return _stripped(self.old, self.new)
         # Without hunks git names the file only in its first line: twice the same name, behind a/ and b/.
         half = (len(self.git_names) - 1) // 2
-        first, second = _unquoted(self.git_names[:half]), _unquoted(self.git_names[half + 1 :])
+        first, second = unquoted(self.git_names[:half]), unquoted(self.git_names[half + 1 :])
         if not first[2:] or (first[:2], second) != ("a/", f"b/{first[2:]}"):
             raise PatchUnreadable(f"'{_GIT}{self.git_names[:120]}' does not say which file it means")
         return first[2:], second[2:]
@@ -120,9 +120,9 @@ def _take_git_line(file: _File, line: str) -> None:
     if line.startswith(_GIT):
         file.git_names = line.removeprefix(_GIT).rstrip("\r")
     elif line.startswith("rename from "):
-        file.renamed_from = _unquoted(line.removeprefix("rename from ").rstrip("\r"))
+        file.renamed_from = unquoted(line.removeprefix("rename from ").rstrip("\r"))
     elif line.startswith("rename to "):
-        file.renamed_to = _unquoted(line.removeprefix("rename to ").rstrip("\r"))
+        file.renamed_to = unquoted(line.removeprefix("rename to ").rstrip("\r"))
     elif mode := _MODE.match(line):
         if mode[1] not in ("100644", "100755", "100664"):
             raise PatchUnreadable(f"mode {mode[1]} is not a regular file; patches change regular files only")
@@ -168,7 +168,7 @@ def _ends_here(lines: Sequence[str], at: int, taken: HunkLines, old_wanted: int,
 
 def _name(text: str) -> str:
     """The file of a `---` or `+++` line, without the time that some programs write behind a tab."""
-    name = _unquoted(text.rstrip("\r").split("\t", 1)[0].strip())
+    name = unquoted(text.rstrip("\r").split("\t", 1)[0].strip())
     if not name:
         raise PatchUnreadable("a '---' or '+++' line names no file")
     return name
@@ -185,7 +185,7 @@ def _stripped(old: str, new: str) -> tuple[str | None, str | None]:
     return names[0], names[1]
 
 
-def _unquoted(name: str) -> str:
+def unquoted(name: str) -> str:
     r"""A name as git quotes it (`"caf\303\251"`), or as it stands."""
     if len(name) < 2 or not (name.startswith('"') and name.endswith('"')):
         return name

@@ -13,9 +13,9 @@ from libs.contracts.run import CallState, Question, RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.values import ModelToolCall
 from libs.policy.approval import approval_hash
-from libs.policy.decision import Policy, Verb
 from libs.policy.decision import decide as decide_policy
 from libs.policy.reach import Reach, collide, reach_of
+from libs.policy.rules import Policy, Verb
 from services.executor.egress.results import is_result
 from services.executor.tools.runtime import ASK_USER, DELEGATE, RUNTIME_TOOLS, WRITE_TODOS, write_todos
 
@@ -75,6 +75,14 @@ def completed(
 def answer_to(state: RunState, call_id: str) -> Question | None:
     """The question or approval that was asked for a call."""
     return next((question for question in state.questions if question.call_id == call_id), None)
+
+
+def reason(state: RunState, call: ModelToolCall, specs: Mapping[str, ToolSpec], policy: Policy) -> str:
+    """Why a call has no intent yet: what the policy says about it."""
+    spec = specs.get(call.name)
+    if spec is None or call.arguments is None:
+        return "nobody knows it"
+    return decide_policy(spec, call.arguments, tenant=state.tenant, policy=policy).reason
 
 
 def _first_step(

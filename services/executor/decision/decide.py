@@ -21,7 +21,7 @@ from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, UserItem
 from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, RunError
-from libs.policy.decision import Policy
+from libs.policy.rules import Policy
 from services.executor.decision import calls, saving, waits
 from services.executor.decision.limits import deadline, notice, spent, timed_out
 from services.executor.decision.stuck import circling
@@ -210,7 +210,11 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     if running or unborn or told:
         activities: list[Activity] = [CallTool(call) for call in running]
         return Do((*activities, *(SpawnChild(call) for call in unborn), *(ReadResult(call) for call in told)))
-    return _saved_first(state, env) or (Do(()) if env.busy else Say(waits.suspend(state, open_calls)))
+
+    def why(call: ModelToolCall) -> str:
+        return calls.reason(state, call, env.specs, env.policy)
+
+    return _saved_first(state, env) or (Do(()) if env.busy else Say(waits.suspend(state, open_calls, why)))
 
 
 def _works_for(state: RunState) -> bool:

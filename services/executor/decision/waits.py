@@ -3,6 +3,7 @@
 Invariant: a run suspends only when none of its calls is running, and what it waits for is the last event it records.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import msgspec
@@ -11,6 +12,7 @@ from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
 from libs.contracts.run import CallState, Reconciled, RunState
 from libs.contracts.values import ModelToolCall, RunError
+from libs.contracts.visible import visible
 from libs.policy.approval import approval_hash
 from services.executor.decision.calls import answer_to, completed
 from services.executor.tools.runtime import ASK_USER
@@ -33,16 +35,18 @@ def silent(state: RunState, host: str, now: datetime) -> e.LogEvent:
     return e.RunReleased(reason="failure", retry_at=retry_at, silent_host=host, message=told)
 
 
-def suspend(state: RunState, open_calls: list[ModelToolCall]) -> list[e.LogEvent]:
+def suspend(
+    state: RunState, open_calls: list[ModelToolCall], why: Callable[[ModelToolCall], str]
+) -> list[e.LogEvent]:
     """Let go of the run until a person or a child has done what is open: reconciliation first, then the first question
-    or approval in the model's order, then the children."""
+    or approval in the model's order, then the children. `why` a call needs an approval."""
     unsure = next((call for call in state.calls if call.uncertain is not None), None)
     if unsure is not None:
         return [e.RunReleased(reason="suspended", waiting_for="reconciliation"), _reconciliation(unsure)]
     for call in open_calls:
         known = state.call(call.call_id)
         if known is None:
-            return [e.RunReleased(reason="suspended", waiting_for="input"), _approval(call)]
+            return [e.RunReleased(reason="suspended", waiting_for="input"), _approval(call, why(call))]
         if known.name == ASK_USER.name and answer_to(state, call.call_id) is None:
             return [e.RunReleased(reason="suspended", waiting_for="input"), _question(known)]
     return [e.RunReleased(reason="suspended", waiting_for="child")]
@@ -94,12 +98,12 @@ def _question(call: CallState) -> e.InputRequested:
     )
 
 
-def _approval(call: ModelToolCall) -> e.InputRequested:
+def _approval(call: ModelToolCall, why: str) -> e.InputRequested:
     arguments = call.arguments or {}
     return e.InputRequested(
         question_id=f"approval_{call.call_id}",
         kind="approval",
-        question=f"May {call.name} be called with these arguments?",
+        question=f"May {call.name} be called with these arguments? The policy says: {visible(why)}.",
         call_id=call.call_id,
         options=["approve", "reject"],
         tool=call.name,

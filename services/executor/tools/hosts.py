@@ -16,7 +16,7 @@ from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Bus
 from libs.chassis.logs import get_logger
 from libs.contracts.subjects import replica_key
-from libs.contracts.tools import HostCatalog, ToolSpec
+from libs.contracts.tools import RUN_TOOLS, HostCatalog, ToolSpec
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Hosts:
             for boot, catalog in sorted(self._catalogs.items())
             if boot in self._alive and not catalog.shared
             for spec in catalog.tools
-            if spec.is_for(tenant)
+            if spec.is_for(tenant) and spec.name not in RUN_TOOLS
         }
 
     def workspace_host(self, workspace_id: str, root: str = "") -> HostCatalog | None:

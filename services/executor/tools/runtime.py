@@ -6,7 +6,7 @@ Invariant: they have no host, no journal and no effect beyond the run's own log,
 import msgspec
 
 from libs.contracts.run import RunState
-from libs.contracts.tools import Semantics, ToolSpec
+from libs.contracts.tools import RUN_TOOLS, ToolSpec
 from libs.contracts.values import Todo
 
 ASK_USER = ToolSpec(
@@ -29,7 +29,7 @@ ASK_USER = ToolSpec(
         "required": ["question"],
         "additionalProperties": False,
     },
-    semantics=Semantics.READ_ONLY,
+    semantics=RUN_TOOLS["ask_user"],
     needs_workspace=False,
 )
 
@@ -56,7 +56,7 @@ WRITE_TODOS = ToolSpec(
         "required": ["todos"],
         "additionalProperties": False,
     },
-    semantics=Semantics.IDEMPOTENT,
+    semantics=RUN_TOOLS["write_todos"],
     needs_workspace=False,
 )
 
@@ -80,7 +80,7 @@ DELEGATE = ToolSpec(
         "required": ["goal"],
         "additionalProperties": False,
     },
-    semantics=Semantics.IDEMPOTENT,
+    semantics=RUN_TOOLS["delegate"],
     needs_workspace=False,
 )
 

@@ -5,7 +5,7 @@ Which tools there are stands in `catalog.py`.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,7 +26,8 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class ToolContext:
     """What one call may use. `baseline_commit` is the state in which the run found the workspace; `stop` ends a
     running command (it is the run's cancellation); `on_started` journals its process group before it is executed; `seen`
-    are the digests of files as the run saw them last; `ripgrep` is where that program is, if it is."""
+    are the digests of files as the run saw them last; `ripgrep` is where that program is, if it is; `hidden` names the
+    files that a look at many has to pass over."""
 
     call_id: str
     guard: WorkspaceGuard
@@ -37,6 +38,7 @@ class ToolContext:
     baseline_commit: str | None = None
     ripgrep: str | None = None
     run_tests_command: tuple[str, ...] = ()
+    hidden: Callable[[str], bool] | None = None
     seen: Mapping[str, str] = field(default_factory=dict[str, str])
     output_chars_max: int = 30_000
     timeout_s: float = 120.0

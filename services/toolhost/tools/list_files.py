@@ -4,6 +4,7 @@ Invariant: a name on the list can be given to the other tools as it stands (quot
 """
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
@@ -51,16 +52,19 @@ class ListFilesArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     wanted = decoded(arguments, ListFilesArguments)
-    return await asyncio.to_thread(_listed, context.guard, wanted)
+    return await asyncio.to_thread(_listed, context.guard, wanted, context.hidden)
 
 
-def _listed(guard: WorkspaceGuard, wanted: ListFilesArguments) -> Outcome:
+def _listed(
+    guard: WorkspaceGuard, wanted: ListFilesArguments, hidden: Callable[[str], bool] | None
+) -> Outcome:
     folder = guard.spelled(wanted.path or ".")
     listing = guard.walk(folder)
     below = 0 if folder == "." else len(folder) + 1
-    found = [
+    fitting = [
         entry for entry in listing.entries if not wanted.glob or matches(entry.path[below:], wanted.glob)
     ]
+    found = [entry for entry in fitting if hidden is None or not hidden(entry.path)]
     lines = [_line(entry) for entry in sorted(found[:_SHOWN_MAX], key=lambda entry: entry.path)]
     more = len(found) - len(lines)
     total = f"{len(found)}{'' if listing.complete else ' or more'} entries"
@@ -68,6 +72,8 @@ def _listed(guard: WorkspaceGuard, wanted: ListFilesArguments) -> Outcome:
         lines = [f"nothing here matches {wanted.glob!r}" if wanted.glob else "the folder is empty"]
     if more:
         lines.append(f"… {more} more of {total} in all; narrow the list with path or glob")
+    if len(found) < len(fitting):
+        lines.append(f"({len(fitting) - len(found)} left out by the policy)")
     if listing.unreadable:
         lines.append(f"({listing.unreadable} folders could not be read)")
     return Outcome(

@@ -81,7 +81,7 @@ class SearchTextArguments(msgspec.Struct, frozen=True, kw_only=True):
 async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     wanted = decoded(arguments, SearchTextArguments)
     patience_s = min(_PATIENCE_S, context.timeout_s)
-    return await asyncio.to_thread(_searched, context.guard, wanted, patience_s, context.ripgrep)
+    return await asyncio.to_thread(_searched, context, wanted, patience_s)
 
 
 class _Found:
@@ -96,17 +96,16 @@ class _Found:
         self.skipped[why] = self.skipped.get(why, 0) + 1
 
 
-def _searched(
-    guard: WorkspaceGuard, wanted: SearchTextArguments, patience_s: float, ripgrep: str | None
-) -> Outcome:
+def _searched(context: ToolContext, wanted: SearchTextArguments, patience_s: float) -> Outcome:
+    guard = context.guard
     if not wanted.pattern or len(wanted.pattern) > _PATTERN_CHARS_MAX:
         raise InvalidPattern(f"a pattern has 1 to {_PATTERN_CHARS_MAX} characters")
     found = _Found()
-    files = _files(guard, wanted, found)
+    files = _files(context, wanted, found)
     plain = _SPECIAL.isdisjoint(wanted.pattern)
     sieve = sieve_for(
         # Plain bytes are found nowhere faster than in memory.
-        None if plain and not wanted.ignore_case else ripgrep,
+        None if plain and not wanted.ignore_case else context.ripgrep,
         wanted.pattern,
         ignore_case=bool(wanted.ignore_case),
         bytes_in_all=sum(size for _, size in files),
@@ -120,8 +119,9 @@ def _searched(
     return _answer(wanted, found)
 
 
-def _files(guard: WorkspaceGuard, wanted: SearchTextArguments, found: _Found) -> list[tuple[str, int]]:
+def _files(context: ToolContext, wanted: SearchTextArguments, found: _Found) -> list[tuple[str, int]]:
     """The files to search with their sizes, in the order of their paths."""
+    guard, hidden = context.guard, context.hidden
     where = guard.spelled(wanted.path or ".")
     status = guard.stat(where)
     if status.kind is not FileKind.DIRECTORY:
@@ -130,8 +130,17 @@ def _files(guard: WorkspaceGuard, wanted: SearchTextArguments, found: _Found) ->
     listing = guard.walk(where)
     if not listing.complete:
         found.skip("beyond the limit of a walk")
-    files = ((entry.path, entry.size_bytes) for entry in listing.entries if entry.kind is FileKind.FILE)
-    return sorted(file for file in files if not wanted.glob or matches(file[0][below:], wanted.glob))
+    files = [
+        (entry.path, entry.size_bytes)
+        for entry in listing.entries
+        if entry.kind is FileKind.FILE and (not wanted.glob or matches(entry.path[below:], wanted.glob))
+    ]
+    if hidden is None:
+        return sorted(files)
+    for path, _ in files:
+        if hidden(path):
+            found.skip("left out by the policy")
+    return sorted(file for file in files if not hidden(file[0]))
 
 
 def _sieved(
