@@ -193,7 +193,8 @@ class ContextCompacted(EventBody, frozen=True, kw_only=True):
 
 
 class ToolRequested(EventBody, frozen=True, kw_only=True):
-    """The intent of a call. `needs_workspace` says where it goes, whatever the catalog says by the time it is repeated."""
+    """The intent of a call. `needs_workspace` says where it goes and `timeout_s` how long it may take, whatever the
+    catalog says by the time it is repeated."""
 
     type = "tool.requested"
 
@@ -206,6 +207,7 @@ class ToolRequested(EventBody, frozen=True, kw_only=True):
     approval_sequence: int | None = None
     approval_hash: str | None = None
     needs_workspace: bool = True
+    timeout_s: float | None = None
 
 
 class ToolCompleted(EventBody, frozen=True, kw_only=True):

@@ -150,6 +150,7 @@ def tool_requested(state: RunState, event: Event) -> RunState:
         approval_sequence=body.approval_sequence,
         approval_hash=body.approval_hash,
         needs_workspace=body.needs_workspace,
+        timeout_s=body.timeout_s,
     )
     others = tuple(known for known in state.calls if known.call_id != body.call_id)
     children = state.children

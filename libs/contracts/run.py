@@ -19,6 +19,8 @@ from libs.contracts.values import ProjectInstructions, RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
 FOLD_VERSION = 4
+# Owners that a run may lose without any progress before it is carried alone.
+FRUITLESS_CLAIMS_MAX = 2
 
 
 class RunStatus(StrEnum):
@@ -122,6 +124,8 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True):
     approval_sequence: int | None = None
     approval_hash: str | None = None
     needs_workspace: bool = True
+    # `None` in logs that are older than the field.
+    timeout_s: float | None = None
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,6 +310,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def carried_alone(self) -> bool:
+        """Whether whoever claims the run next makes a process for it alone, so that it takes no other run with it."""
+        return self.claims_without_progress >= FRUITLESS_CLAIMS_MAX
 
     @property
     def last_turn(self) -> AssistantItem | None:

@@ -192,7 +192,7 @@ class Activities:
         return [attached.event] if attached.event is not None else []
 
     async def _call(self, state: RunState, call: CallState, *, fresh: bool) -> Observed:
-        spec, attachment = self._known(state).get(call.name), state.attachment
+        attachment = state.attachment
         message = ToolCall(
             tenant=state.tenant,
             run_id=state.run_id,
@@ -204,7 +204,7 @@ class Activities:
             semantics=call.semantics,
             idempotency_key=call.idempotency_key,
             not_after="",
-            timeout_s=min(state.limits.tool_timeout_s, spec.timeout_s if spec is not None else 120.0),
+            timeout_s=call.timeout_s if call.timeout_s is not None else state.limits.tool_timeout_s,
             output_chars_max=state.limits.max_tool_output_chars,
             workspace=state.workspace if call.needs_workspace else "",
             workspace_id=attachment.workspace_id if attachment is not None and call.needs_workspace else "",

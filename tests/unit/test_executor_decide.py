@@ -31,7 +31,12 @@ from tests.fakes.histories import created
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 READ = ToolSpec(name="read_file", description="", parameters={}, semantics=Semantics.READ_ONLY)
 ECHO = ToolSpec(
-    name="echo", description="", parameters={}, semantics=Semantics.READ_ONLY, needs_workspace=False
+    name="echo",
+    description="",
+    parameters={},
+    semantics=Semantics.READ_ONLY,
+    timeout_s=7.0,
+    needs_workspace=False,
 )
 SPECS = {READ.name: READ, ECHO.name: ECHO, **RUNTIME_TOOLS}
 
@@ -114,11 +119,11 @@ def test_a_tool_that_needs_the_workspace_waits_for_its_attachment() -> None:
     assert isinstance(settle(state, env(attached=True)).then, Do)
 
 
-def test_where_a_call_goes_stands_in_its_intent_whatever_the_catalog_has_lost_since() -> None:
+def test_where_a_call_goes_and_how_long_it_takes_stands_in_its_intent_whatever_the_catalog_has_lost() -> None:
     state = foresee(asked(owned()), [turn(1, calls=[call("echo"), call("read_file", 1, path="a")])], NOW)
     state = settle(state, env()).state
     state = foresee(state, [again(asked_for) for asked_for in state.calls], NOW)
-    assert [asked_for.needs_workspace for asked_for in state.calls] == [False, True]
+    assert [(one.needs_workspace, one.timeout_s) for one in state.calls] == [(False, 7.0), (True, 120.0)]
     lost = env()._replace(specs=RUNTIME_TOOLS)
     assert settle(state, lost).then == Do((Attach(),))
     state = foresee(state, [result("call_1_1")], NOW)

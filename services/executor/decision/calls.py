@@ -147,6 +147,9 @@ def _intent(
         approval_sequence=approval.answered_sequence if approval is not None else None,
         approval_hash=approval.approval_hash if approval is not None else None,
         needs_workspace=spec.needs_workspace,
+        timeout_s=min(state.limits.tool_timeout_s, spec.timeout_s)
+        if call.name not in RUNTIME_TOOLS
+        else None,
     )
 
 

@@ -71,6 +71,7 @@ def again(call: CallState) -> e.ToolRequested:
         approval_sequence=call.approval_sequence,
         approval_hash=call.approval_hash,
         needs_workspace=call.needs_workspace,
+        timeout_s=call.timeout_s,
     )
 
 
