@@ -21,8 +21,6 @@ from libs.contracts.run import RunState
 from libs.contracts.tasks import Ticket
 from libs.contracts.values import RunError
 
-# Owners that a run may lose without any progress before it is carried alone.
-FRUITLESS_CLAIMS_MAX = 2
 # Processes at once; each takes about 60 MB. More runs wait for their turn, which lasts one step of a run.
 AT_ONCE_MAX = 4
 POISONED = "POISONED"
@@ -43,7 +41,7 @@ class Quarantine:
 
     def wanted(self, state: RunState) -> bool:
         """Whether the run has to be carried alone from now on."""
-        return state.claims_without_progress >= FRUITLESS_CLAIMS_MAX
+        return state.carried_alone
 
     async def carry(self, state: RunState, claimed: asyncio.Event, stop: asyncio.Event) -> None:
         """Have a process of its own claim the run and carry it to its first progress, after which it is a run like any

@@ -16,8 +16,9 @@ from libs.chassis.run import Chassis
 from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
-from services.scheduler.chores import Chores
+from services.scheduler.chores import Chores, unfinished
 from services.scheduler.deadlines import Deadlines
+from services.scheduler.endings import Endings
 from services.scheduler.family import Family
 from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
@@ -54,7 +55,8 @@ class Scheduler:
         leases = bus.bucket("leases")
         self.rows = Rows()
         self._replicas = Replicas(leases, self.rows, changed=self._reconsider, died=self._died)
-        family = Family(runs, bus.log, liveness)
+        endings = Endings(runs, liveness)
+        family = Family(runs, bus.log, endings)
         snapshots = OldSnapshots(bus.log, bus.store("workspaces"), clock, timing)
         buckets = bus.bucket("checkpoints"), bus.bucket("journal")
         remains = Remains(bus.log, *buckets, snapshots, self.rows, clock, timing)
@@ -62,7 +64,7 @@ class Scheduler:
             bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
         )
         halting = Halting(bus.wire, bus.subjects, self._replicas)
-        self._chores = Chores(family, bus.timers, remains, halting, clock)
+        self._chores = Chores(family, endings, bus.timers, remains, halting, clock)
         self._wakeups = Wakeups(
             bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note
         )
@@ -133,6 +135,7 @@ class Scheduler:
     def _died(self, replica: LeaseValue) -> None:
         for row in self.rows.bury(replica.boot):
             self._wakeups.look_into(row)
+            self._chores.add(unfinished(row, orphaned=True))
         self._takeover.died(replica)
 
 

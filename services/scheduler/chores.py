@@ -16,6 +16,7 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import PerdureError, Unavailable
 from libs.contracts.events import RunCancelRequested
 from libs.contracts.run import TERMINAL, RunStatus
+from services.scheduler.endings import Endings
 from services.scheduler.family import Family
 from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
@@ -81,7 +82,13 @@ class Halt(NamedTuple):
     epoch: int
 
 
-Chore = Report | Review | Recall | Arm | Disarm | Purge | Halt
+class Finish(NamedTuple):
+    """A run was asked to end and its owner is dead: there may be no executor to end it."""
+
+    run: LogKey
+
+
+Chore = Report | Review | Recall | Arm | Disarm | Purge | Halt | Finish
 
 
 def ended(
@@ -104,11 +111,16 @@ def moved(before: Row | None, after: Row) -> list[Chore]:
     return [Arm(after.key, *deadline)]
 
 
+def unfinished(row: Row, *, orphaned: bool) -> list[Chore]:
+    """What a run asks for that is to end and whose owner is dead."""
+    return [Finish(row.key)] if row.cancelling and orphaned else []
+
+
 def halted(before: Row | None, wakeup: Wakeup, status: RunStatus) -> list[Chore]:
-    """What a record asks for that ends an owned run, or wants it ended, and is not its owner's. A living owner stops its
-    calls by itself, at the same moment."""
+    """What a record asks for that ends a run for which hosts may run something, or wants it ended, and is not its
+    owner's. A living owner stops its calls by itself, at the same moment."""
     record = wakeup.record
-    if before is None or not before.owned or record is None or record.header.boot == before.owner:
+    if before is None or record is None or not before.may_have_calls or record.header.boot == before.owner:
         return []
     ends = status in TERMINAL or any(
         isinstance(event.body, RunCancelRequested) for event in events_of(wakeup)
@@ -120,10 +132,16 @@ class Chores:
     """Does chores one by one in a few workers, each once however often it was asked for meanwhile."""
 
     def __init__(
-        self, family: Family, timers: Timers, remains: Remains, halting: Halting, clock: Clock
+        self,
+        family: Family,
+        endings: Endings,
+        timers: Timers,
+        remains: Remains,
+        halting: Halting,
+        clock: Clock,
     ) -> None:
-        self._family, self._timers, self._remains, self._clock = family, timers, remains, clock
-        self._halting = halting
+        self._family, self._endings, self._timers, self._clock = family, endings, timers, clock
+        self._remains, self._halting = remains, halting
         self._waiting: dict[Chore, None] = {}
         self._added = asyncio.Event()
 
@@ -181,5 +199,7 @@ class Chores:
                 await self._remains.purge(run, tombstone)
             case Halt(run=run, epoch=epoch):
                 await self._halting.halt(run, epoch)
+            case Finish(run=run):
+                await self._endings.finish(run)
             case _:
                 assert_never(chore)

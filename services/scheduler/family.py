@@ -7,14 +7,14 @@ Repeating any of this changes nothing (key: parent run and call; child run).
 import asyncio
 from collections.abc import Sequence
 
-from libs.bus.ports import Liveness, Log, LogKey
+from libs.bus.ports import Log, LogKey
 from libs.bus.runs import Runs
 from libs.chassis.logs import get_logger
-from libs.contracts.cancelling import cancelled
 from libs.contracts.errors import NotFound
 from libs.contracts.events import ChildFinished, LogEvent
 from libs.contracts.run import TERMINAL, RunState, RunStatus
 from libs.contracts.transcript import AssistantItem
+from services.scheduler.endings import Endings
 from services.scheduler.row import delegated_by
 
 # What a parent reads of a child whose log is gone. The gateway deletes no child before its parent has heard of it.
@@ -32,8 +32,8 @@ _log = get_logger("family")
 class Family:
     """Carries the ends of runs to their relatives."""
 
-    def __init__(self, runs: Runs, log: Log, liveness: Liveness) -> None:
-        self._runs, self._log, self._liveness = runs, log, liveness
+    def __init__(self, runs: Runs, log: Log, endings: Endings) -> None:
+        self._runs, self._log, self._endings = runs, log, endings
         self._tellings: dict[LogKey, _Telling] = {}
 
     async def is_over(self, run: LogKey) -> bool:
@@ -75,20 +75,9 @@ class Family:
 
     async def recall(self, child: LogKey, parent: LogKey) -> None:
         """A parent has ended: cancel what still works for it."""
-        if not await self.is_over(parent):
-            return
-        try:
-            owner = (await self._runs.load(*child)).state.owner
-            dead = owner.boot if owner is not None and await self._liveness.is_dead(owner.boot) else None
-
-            def end(state: RunState) -> list[LogEvent]:
-                owner_is_dead = state.owner is not None and state.owner.boot == dead
-                return cancelled(state, parent.log_id, owner_is_dead=owner_is_dead)
-
-            await self._runs.command(*child, end)
-        except NotFound:
-            return
-        _log.info("child.recalled", run_id=child.log_id, parent=parent.log_id)
+        if await self.is_over(parent):
+            await self._endings.cancel(child, by=parent.log_id)
+            _log.info("child.recalled", run_id=child.log_id, parent=parent.log_id)
 
     async def _tell(self, parent: LogKey, ends: Sequence[ChildFinished]) -> None:
         """Append these ends, together with those that others of this process want to append meanwhile: siblings that

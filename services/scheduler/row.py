@@ -11,7 +11,14 @@ from libs.bus.ports import LogKey, Wakeup
 from libs.contracts.clock import parse_rfc3339
 from libs.contracts.envelope import Event, decode_events
 from libs.contracts.errors import UnreadableRecord
-from libs.contracts.events import InputRequested, RunClaimed, RunCreated, RunDeleted, RunReleased
+from libs.contracts.events import (
+    InputRequested,
+    RunCancelRequested,
+    RunClaimed,
+    RunCreated,
+    RunDeleted,
+    RunReleased,
+)
 from libs.contracts.ids import child_run_id, is_id
 from libs.contracts.run import OWNED, RunState, RunStatus
 from libs.contracts.subjects import Priority
@@ -44,8 +51,8 @@ class Row(NamedTuple):
     """A run as of the life record at `sequence`.
 
     `owner` (boot of the last claim), `priority`, `origin`, `waiting_since` (public sequence of the event that the run
-    waits on) and `due_at` (when that wait is over) are `None` while nobody has read them. `since`: when it was first
-    seen in this status. `due`: its retry time has come. `ticketed_at`: the ticket that is out for it; `late`: it took
+    waits on) and `due_at` (when that wait is over) are `None` while nobody has read them. `cancelling`: somebody wants it
+    to end. `alone`: a process is made for it, which takes its time to claim it. `since`: when it was first seen in this status. `due`: its retry time has come. `ticketed_at`: the ticket that is out for it; `late`: it took
     too long and no longer counts against the slots. `tickets`: how many went out. Times are monotonic seconds.
     """
 
@@ -57,6 +64,8 @@ class Row(NamedTuple):
     owner: str | None = None
     priority: Priority | None = None
     origin: Origin | None = None
+    cancelling: bool = False
+    alone: bool = False
     waiting_since: int | None = None
     due_at: datetime | None = None
     due: bool = False
@@ -71,6 +80,12 @@ class Row(NamedTuple):
     @property
     def owned(self) -> bool:
         return self.status in OWNED
+
+    @property
+    def may_have_calls(self) -> bool:
+        """Whether hosts may run something for it: its owner's calls, or what an owner left behind that let go of it to
+        have it taken up again. A run that waits for anything else was let go of without a call."""
+        return self.owned or (self.status in READY and self.epoch > 0)
 
     @property
     def parent(self) -> LogKey | None:
@@ -106,7 +121,7 @@ def advanced(row: Row | None, wakeup: Wakeup, status: RunStatus, at: float) -> R
     epoch = wakeup.record.header.epoch if wakeup.record is not None else before.epoch
     # A record without a claim leaves the owner as it was, if the row knew the claim before it.
     owner = before.owner if row is not None and epoch == before.epoch else None
-    priority, origin = before.priority, before.origin
+    priority, origin, cancelling = before.priority, before.origin, before.cancelling
     same_wait = before.status is status and before.epoch == epoch
     waiting_since, due_at = (before.waiting_since, before.due_at) if same_wait else (None, None)
     for event in events_of(wakeup):
@@ -115,6 +130,8 @@ def advanced(row: Row | None, wakeup: Wakeup, status: RunStatus, at: float) -> R
                 priority, origin = task.priority, _origin(wakeup.key.log_id, parent, limits)
             case RunClaimed(boot=boot):
                 owner = boot
+            case RunCancelRequested():
+                cancelling = True
             case RunReleased(retry_at=retry_at):
                 waiting_since, due_at = event.sequence, _retry_time(retry_at)
             case InputRequested():
@@ -128,6 +145,7 @@ def advanced(row: Row | None, wakeup: Wakeup, status: RunStatus, at: float) -> R
         owner=owner if status in OWNED else None,
         priority=priority,
         origin=origin,
+        cancelling=cancelling,
         waiting_since=waiting_since if status in TIMED else None,
         due_at=due_at if status in TIMED else None,
     )
@@ -151,6 +169,8 @@ def read(row: Row | None, found: Folded, at: float) -> Row:
         owner=state.owner.boot if state.owner is not None else None,
         priority=state.task.priority,
         origin=origin,
+        cancelling=state.cancel_requested_by is not None,
+        alone=state.carried_alone,
         waiting_since=state.waiting_since if state.status in TIMED else None,
         due_at=_due_at(state, origin),
     )

@@ -21,8 +21,9 @@ class Timing(NamedTuple):
     `tick_s`: how often due retries, expired tickets and suspects are looked at, all in memory.
     `claim_s`: a ticket that is not claimed by then no longer counts against the slots; as long as the bus takes to
     give it to another executor.
-    `resend_s`: a ticket that is not claimed by then is taken for lost; one looks twice in that time. `sweep_s`: how
-    often other lost things are looked for.
+    `resend_s`: a ticket that is not claimed by then is taken for lost; one looks twice in that time. `alone_s`: the same
+    for a run that a process is made for, whose ticket is held meanwhile (`held_s` of its consumer): a second ticket would
+    make a second process. `sweep_s`: how often other lost things are looked for.
     `lead_s`: the lease of the leader, renewed three times in that time.
     `journal_kept_s`: how long after its end a run's journal is kept; `journals_s`: how often old ones, and what came
     behind a deletion, are looked for.
@@ -33,6 +34,7 @@ class Timing(NamedTuple):
     tick_s: float = 1.0
     claim_s: float = 5.0
     resend_s: float = 10.0
+    alone_s: float = 30.0
     sweep_s: float = 30.0
     lead_s: float = 3.0
     journal_kept_s: float = 24 * 3600.0

@@ -12,7 +12,7 @@ from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
 from libs.contracts.errors import LogError, Unavailable
 from libs.contracts.run import RunStatus
-from services.scheduler.chores import Chores, Recall, Review
+from services.scheduler.chores import Chores, Recall, Review, unfinished
 from services.scheduler.leadership import Leadership
 from services.scheduler.replicas import Replicas
 from services.scheduler.row import Row
@@ -90,6 +90,7 @@ class Sweep:
         for row in self._rows:
             unknown += not row.known
             self._wakeups.look_into(row, thoroughly=unknown <= READS_PER_SWEEP)
+            self._chores.add(unfinished(row, orphaned=self._rows.orphaned(row)))
 
     def _look_at_families(self) -> None:
         """A parent that waits while none of its children goes on; a child that goes on while its parent does not."""
@@ -119,7 +120,9 @@ class Sweep:
             _log.warning("run.unreadable", run_id=row.run_id, message=error.message)
             return
         now = self._rows.get(row.run_id)
-        if now is not None and now.ticketed_at == row.ticketed_at:
+        if now is None or now.ticketed_at is None or now.ticketed_at != row.ticketed_at:
+            return
+        if not now.alone or self._clock.monotonic() - now.ticketed_at >= self._timing.alone_s:
             _log.info("ticket.lost", run_id=row.run_id, tickets=row.tickets)
             self._rows.unticket(row.run_id)
             self._wakeups.changed()

@@ -14,7 +14,7 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, LogError, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.run import TERMINAL, RunStatus
-from services.scheduler.chores import Chore, ended, halted, moved
+from services.scheduler.chores import Chore, ended, halted, moved, unfinished
 from services.scheduler.row import Row, advanced, is_tombstone, read
 from services.scheduler.rows import Rows
 
@@ -108,7 +108,7 @@ class Wakeups:
         else:
             after = read(before, found, self._clock.monotonic())
             self._rows.put(after)
-            self._ask(moved(before, after))
+            self._ask(moved(before, after) + unfinished(after, orphaned=self._rows.orphaned(after)))
 
     async def _next(self, wakeups: AsyncIterator[Wakeup]) -> None:
         try:
@@ -137,7 +137,7 @@ class Wakeups:
             after = advanced(before, wakeup, status, self._clock.monotonic())
             self._rows.put(after)
             self.look_into(after)
-            self._ask(moved(before, after))
+            self._ask(moved(before, after) + unfinished(after, orphaned=self._rows.orphaned(after)))
         self.changed()
 
     def _end(self, run: LogKey, before: Row | None, tombstone: int | None) -> None:

@@ -74,6 +74,22 @@ async def test_the_runs_of_an_owner_that_died_while_nobody_looked_are_found(plac
         await until(lambda: run.log_id in peer.held, "it is claimed")
 
 
+@pytest.mark.parametrize("asked", ["before the death is known", "while no scheduler runs"])
+async def test_a_run_that_is_to_end_ends_although_no_executor_lives(place: Deployment, asked: str) -> None:
+    boot = await last_sign_of_life(place, "executor")
+    run = await claimed_by(place, boot)
+    if asked == "while no scheduler runs":
+        await place.command(run, e.RunCancelRequested(by="test"))
+        # The latest record of the run does not tell of it.
+        await place.command(run, e.RunPauseRequested(by="test"))
+    async with scheduler(place) as process:
+        if asked == "before the death is known":
+            await until(lambda: process.scheduler.rows.get(run.log_id) is not None, "the run is known")
+            await place.command(run, e.RunCancelRequested(by="test"))
+        await place.until_status(run, RunStatus.CANCELLED)
+        assert await is_dead(place, boot)
+
+
 async def test_a_standby_that_becomes_leader_knows_the_orphans(place: Deployment) -> None:
     async with executor(place) as peer, scheduler(place) as one:
         await until(lambda: one.leads, "the first leads")

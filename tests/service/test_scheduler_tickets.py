@@ -162,6 +162,18 @@ async def test_a_ticket_that_is_lost_is_sent_again_by_the_sweep(place: Deploymen
         await place.until_status(run, RunStatus.RUNNING)
 
 
+async def test_the_ticket_of_a_run_that_a_process_is_made_for_is_waited_for_longer(place: Deployment) -> None:
+    async with executor(place) as peer, scheduler(place, timing=QUICK._replace(alone_s=600.0)):
+        peer.claims = False
+        fragile = await place.create(start=False)
+        claims = [e.RunClaimed(owner="gone", boot=f"b{n}", epoch=n, attempt=n) for n in (1, 2)]
+        await place.command(fragile, e.RunStartRequested(by="test"), *claims)
+        await until(lambda: peer.tickets_of(fragile) == 1, "its owner is dead, and its ticket out")
+        ordinary = await place.create()
+        await until(lambda: peer.tickets_of(ordinary) == 3, "that of another one is sent again and again")
+        assert peer.tickets_of(fragile) == 1
+
+
 async def test_a_lost_ticket_does_not_hold_its_slot_for_ever(place: Deployment) -> None:
     timing = NO_SWEEP
     async with executor(place, slots=1) as peer, scheduler(place, timing=timing):

@@ -17,7 +17,18 @@ from libs.contracts.run import RunState, RunStatus
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
 from libs.contracts.values import RunError, Usage
-from services.scheduler.chores import Arm, Halt, Purge, Recall, Report, ended, halted, moved
+from services.scheduler.chores import (
+    Arm,
+    Finish,
+    Halt,
+    Purge,
+    Recall,
+    Report,
+    ended,
+    halted,
+    moved,
+    unfinished,
+)
 from services.scheduler.deadlines import timed_out
 from services.scheduler.family import finished, unheard
 from services.scheduler.row import Deadline, Origin, Row, delegated_by
@@ -67,8 +78,19 @@ def test_the_hosts_are_told_of_an_end_that_is_not_the_word_of_the_owner(
     wakeup = Wakeup(RUN, 9, status, Record(header, *RUN, encode_record([event])))
     owned = row()._replace(owner="b1")
     assert halted(owned, wakeup, status) == asked
-    # One that nobody owns runs nothing, and of one that is unknown nobody knows better than its hosts.
+    # What a former owner left behind that gave the run back is nobody's to stop by itself.
+    for given_back in (S.QUEUED, S.RETRYING):
+        left = row()._replace(status=given_back)
+        assert halted(left, wakeup, status) == ([Halt(RUN, 1)] if body in CANCEL else [])
+        assert halted(left._replace(epoch=0), wakeup, status) == []
+    # One that waits runs nothing, and of one that is unknown nobody knows better than its hosts.
     assert halted(owned._replace(status=S.PAUSED), wakeup, status) == halted(None, wakeup, status) == []
+
+
+def test_a_run_that_is_to_end_is_ended_for_its_owner_once_that_is_dead() -> None:
+    asked = row()._replace(owner="b1", cancelling=True)
+    assert unfinished(asked, orphaned=True) == [Finish(RUN)]
+    assert unfinished(asked, orphaned=False) == unfinished(row(), orphaned=True) == []
 
 
 @pytest.mark.parametrize(

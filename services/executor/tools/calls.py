@@ -36,7 +36,8 @@ from services.executor.tools.recovery import (
 )
 
 # A message whose key does not appear is sent again (to a host: after a look at who hosts the workspace now): the queue
-# may have been deleted, or the host refused it.
+# may have been deleted, or the host refused it. If it only takes long, its copy comes to nothing: the host drops a call
+# that it has in hand, and of two hosts one creates the key.
 RESEND_S = 10.0
 # A living host that says nothing for so many times a call's time has a defect or too much to do; nobody waits for it for
 # ever.
