@@ -8,7 +8,7 @@ is the beginning of each string, so an observer without access to the blobs stil
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -25,6 +25,9 @@ from libs.contracts.errors import PerdureError, UnreadableRecord
 KEPT_CHARS = 2_000
 # A string that is not much longer than what stays is not worth a blob.
 MOVED_BYTES_MIN = 4 * KEPT_CHARS
+
+# A digest with its pointer and their punctuation.
+_DIGEST_BYTES = 128
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -77,6 +80,16 @@ def move_out(batch: Sequence[Event]) -> Moved:
             f"a record of {len(body)} bytes without its large strings is over {RECORD_BYTES_MAX}; split it"
         )
     return Moved(body, blobs)
+
+
+def fixed_bytes(value: object) -> int:
+    """What a JSON value takes of a record when its large strings are moved out."""
+    saved = 0
+    for _, text in _strings(cast("Json", value), ""):
+        # A character has six bytes at most, so most strings need no second look.
+        if 6 * len(text) >= MOVED_BYTES_MIN and (size := len(_encode(text))) >= MOVED_BYTES_MIN:
+            saved += max(0, size - len(_encode(text[:KEPT_CHARS])) - _DIGEST_BYTES)
+    return len(_encode(value)) - saved
 
 
 def digests(body: bytes) -> set[str]:

@@ -51,8 +51,8 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as the model made it, under our own id. `arguments` is null when they could not be read: then
-    `raw_arguments` holds what came, clipped, and `problem` says what is wrong with it. `extra_content` is the provider's
+    """A call as the model made it, under our own id. One with a `problem` is not carried out: the problem is its result.
+    `arguments` is null when they could not be read or kept; then `raw_arguments` may hold what came, clipped. `extra_content` is the provider's
     own, a signature say, which it wants back with the call."""
 
     call_id: str

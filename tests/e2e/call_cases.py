@@ -6,6 +6,8 @@ between a call and its result (61, 62) too: `test_crash_points.py`.
 
 from __future__ import annotations
 
+import json
+
 from tests.e2e.field_case import LAST, Case, called, sent, tries
 from tests.e2e.stage import call as scripted
 from tests.e2e.stage import calls, says
@@ -15,6 +17,7 @@ X = '{"text":"x"}'
 RAN_X = ((True, "x"),)
 TODOS = '{"todos":"[{\\"content\\":\\"Build TWO apps\nFollow\\",\\"status\\":\\"pending\\"}]"}'
 LONG = "n" * 80
+ROWS = json.dumps([{"content": f"row {number}"} for number in range(9_000)])
 HUGE = "a word " * 300_000
 OVERFLOWS = (
     (400, "context_length_exceeded"),
@@ -78,6 +81,12 @@ CALL_CASES = (
         answer=HUGE, used=(10, 5), requests=1),
     ran("49d", "a name of megabytes is an error of the tool", X, (False, "there is no tool"), name="n" * 2_000_000),
     ran("50", "a value without quotes is an error of the tool", '{"text": find /w -type f | head -20}', (False, "no valid JSON")),
+    Case("many a", "calls beyond the bound of a turn are refused one by one", [called(*(tc(n, f"c{n}", "echo", X) for n in range(70))), LAST],
+        results=(*RAN_X * 64, *((False, "at most 64 calls"),) * 6), used=(30, 7), requests=2),
+    Case("many b", "and what came behind those is told", [called(*(tc(n, f"c{n}", "echo", X) for n in range(140))), LAST],
+        results=(*RAN_X * 64, *((False, "12 more"),) * 64), used=(30, 7), requests=2, sees=("12 more behind it",)),
+    ran("many c", "arguments of many small pieces that no record holds are an error of the tool", f'{{"todos":{ROWS}}}', (False, "split the work"),
+        name="write_todos"),
     ran("52a", "an unknown tool is an error of the tool", "{}", (False, "there is no tool"), name="does_not_exist"),
     ran("52b", "a call without a name too", X, (False, "there is no tool"), name=""),
     ran("52c", "a name that no endpoint takes back goes back as one that it takes", X, (False, "there is no tool"), name=LONG),

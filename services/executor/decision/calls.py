@@ -17,9 +17,13 @@ from libs.policy.decision import decide as decide_policy
 from libs.policy.reach import Reach, collide, reach_of
 from libs.policy.rules import Policy, Verb
 from services.executor.egress.results import is_result
+from services.executor.ingress.text import one_line
 from services.executor.tools.runtime import ASK_USER, DELEGATE, RUNTIME_TOOLS, WRITE_TODOS, write_todos
 
 UNATTENDED_ANSWER = "Nobody can answer: this run is unattended. Decide by yourself, say what you assumed in your final answer."
+
+# Of the names of all tools, and of one that is none: all calls of a turn may be of tools that do not exist.
+_OFFERED_CHARS_MAX, _NAME_CHARS_MAX = 600, 100
 
 
 def unanswered(state: RunState) -> list[ModelToolCall]:
@@ -90,10 +94,10 @@ def _first_step(
 ) -> list[e.LogEvent]:
     spec = specs.get(call.name)
     if spec is None:
-        offered = ", ".join(sorted(specs)) or "none"
-        told = f"there is no tool {call.name!r}; the tools are: {offered}"
+        offered = one_line(", ".join(sorted(specs)), _OFFERED_CHARS_MAX) or "none"
+        told = f"there is no tool {one_line(call.name, _NAME_CHARS_MAX)!r}; the tools are: {offered}"
         return [completed(call.call_id, ok=False, output=told)]
-    if call.arguments is None:
+    if call.arguments is None or call.problem is not None:
         problem = call.problem or "the arguments could not be read"
         return [completed(call.call_id, ok=False, output=f"{call.name} was not called: {problem}")]
     if is_result(call.name, call.arguments):

@@ -16,7 +16,7 @@ from libs.contracts import events as e
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.run import RunState
 from libs.contracts.tools import ToolSpec
-from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall
+from libs.contracts.values import CONTEXT_EXHAUSTED
 from libs.policy.schemas import Schemas
 from services.executor.egress.context import Compact, Window, after, fit, scaled
 from services.executor.egress.history import History, Outbound
@@ -38,6 +38,7 @@ from services.executor.endpoint.deltas import streaming
 from services.executor.endpoint.prices import load_prices
 from services.executor.endpoint.recording import Recorder
 from services.executor.endpoint.summary import summarised
+from services.executor.ingress.acceptance import accepted
 from services.executor.ingress.turn import Delta, ModelTurn
 from services.executor.settings import ExecutorSettings
 
@@ -51,8 +52,6 @@ NAMED_PARKS_MAX = 24
 WAIT_SCALE = "PERDURE_TEST_WAIT_SCALE"
 # Numbers that one call may use up; the next call's attempts begin behind them, so that numbers only grow.
 ATTEMPTS_PER_CALL = 1000
-# A call goes to its host as one message, which the bus bounds at 1 MiB; there it is kept and compared.
-ARGUMENTS_BYTES_MAX = 512 * 1024
 
 
 # Hears of what happened before an activity is over.
@@ -247,28 +246,13 @@ class Talk:
         return e.ModelCompleted(
             iteration=state.iteration,
             content=turn.content,
-            tool_calls=[self._checked(call) for call in turn.calls],
+            tool_calls=accepted(turn.calls, turn.calls_dropped, self._schemas),
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             latency_ms=latency_ms,
             reasoning=turn.reasoning,
             model=turn.model,
             attempt=turn.attempt,
-        )
-
-    def _checked(self, call: ModelToolCall) -> ModelToolCall:
-        """The call with what its size or its tool's schema has against it."""
-        if call.arguments is None or call.problem is not None:
-            return call
-        size = len(msgspec.json.encode(call.arguments))
-        if size > ARGUMENTS_BYTES_MAX:
-            problem = f"the arguments have {size} bytes, {ARGUMENTS_BYTES_MAX} are allowed; split the work over several calls"
-        else:
-            problem = self._schemas.problem(call.name, call.arguments)
-        if problem is None:
-            return call
-        return msgspec.structs.replace(
-            call, arguments=None, raw_arguments=_shown(call.arguments), problem=problem
         )
 
     def _teller(self, state: RunState, tell: Tell) -> OnRetry:
@@ -305,11 +289,3 @@ class Talk:
             return None
         delay_s = min(self._park_s * 2**state.model_failures, PARK_MAX_S)
         return rfc3339(self._clock.now() + timedelta(seconds=delay_s))
-
-
-# What the log keeps of arguments that a schema refuses, for people; the model is told what is wrong with them.
-_SHOWN_CHARS_MAX = 2_000
-
-
-def _shown(arguments: dict[str, object]) -> str:
-    return msgspec.json.encode(arguments).decode()[:_SHOWN_CHARS_MAX]

@@ -25,14 +25,13 @@ import msgspec
 
 from libs.contracts.ids import call_id
 from libs.contracts.values import ModelToolCall
+from services.executor.ingress.acceptance import CALLS_SHOWN_MAX
 from services.executor.ingress.arguments import Arguments, read_arguments
 from services.executor.ingress.chunks import CallDelta, FunctionDelta, number_of
 from services.executor.ingress.names import meant
 from services.executor.ingress.scan import ObjectScan
 from services.executor.ingress.text import clean, clipped, without_surrogates
 
-# A turn and its intents are one record, and a record holds 256 events; more calls than this are not run.
-CALLS_MAX = 64
 # What is kept of arguments that nobody could read.
 RAW_ARGUMENTS_CHARS_MAX = 2_000
 # Longer than any tool's name; what is longer is no name.
@@ -42,11 +41,13 @@ EXTRA_CHARS_MAX = 64 * 1024
 
 
 class Made(NamedTuple):
-    """The calls of a turn. `cut_off`: the last one's arguments end in the middle; `bare`: they have not begun."""
+    """The calls of a turn, the first `CALLS_SHOWN_MAX` of them; `dropped` more came behind. `cut_off`: the last one's
+    arguments end in the middle; `bare`: they have not begun."""
 
     calls: list[ModelToolCall]
     cut_off: bool
     bare: bool
+    dropped: int
 
 
 class CallList:
@@ -104,7 +105,8 @@ class CallList:
         """The calls under our ids. `names`: what the provider calls a tool → its name."""
         calls: list[ModelToolCall] = []
         cut_off = bare = False
-        for index, call in enumerate([call for call in self._calls if call.name or call.chars][:CALLS_MAX]):
+        said = [call for call in self._calls if call.name or call.chars]
+        for index, call in enumerate(said[:CALLS_SHOWN_MAX]):
             name = meant(without_surrogates(call.name)[:NAME_CHARS_MAX], schemas, names)
             read = call.read(schemas.get(name))
             cut_off, bare = read.cut_off, not call.text.strip()
@@ -123,7 +125,7 @@ class CallList:
                     extra_content=_extra(call.extra),
                 )
             )
-        return Made(calls, cut_off, bare)
+        return Made(calls, cut_off, bare, len(said) - len(calls))
 
     def _find_numbered(self, index: int, provider_id: str, name: str, text: str) -> "_Call | None":
         call = self._slots.get(index)

@@ -18,8 +18,9 @@ import msgspec
 
 from libs.contracts.ids import call_id
 from libs.contracts.values import ModelToolCall
+from services.executor.ingress.acceptance import CALLS_SHOWN_MAX
 from services.executor.ingress.arguments import CUT_OFF, read_arguments
-from services.executor.ingress.assembly import CALLS_MAX, NAME_CHARS_MAX, RAW_ARGUMENTS_CHARS_MAX
+from services.executor.ingress.assembly import NAME_CHARS_MAX, RAW_ARGUMENTS_CHARS_MAX
 from services.executor.ingress.names import meant
 from services.executor.ingress.text import clipped
 from services.executor.ingress.turn import ModelTurn
@@ -90,7 +91,7 @@ def with_spoken_calls(
         return turn
     before, found = spoken(turn.content)
     calls: list[ModelToolCall] = []
-    for index, one in enumerate(found[:CALLS_MAX]):
+    for index, one in enumerate(found[:CALLS_SHOWN_MAX]):
         name = meant(one.name[:NAME_CHARS_MAX], schemas, names)
         read = read_arguments(one.arguments or "{", schemas.get(name))
         raw = None if read.problem is None else clipped(one.arguments or "", RAW_ARGUMENTS_CHARS_MAX)
@@ -107,7 +108,10 @@ def with_spoken_calls(
     if not calls:
         return turn
     cut_off = found[-1].arguments is None
-    return msgspec.structs.replace(turn, content=before.strip(), calls=calls, cut_off=cut_off)
+    dropped = len(found) - len(calls)
+    return msgspec.structs.replace(
+        turn, content=before.strip(), calls=calls, cut_off=cut_off, calls_dropped=dropped
+    )
 
 
 def _in_block(match: re.Match[str]) -> Iterator[Spoken]:

@@ -61,7 +61,7 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     (whose text is then the content).
 
     `calls` stand under our ids; one whose arguments nobody could read has a `problem` to tell the model. `cut_off`:
-    the last call's arguments end in the middle. `attempt` and `model` say which attempt on which model gave the turn.
+    the last call's arguments end in the middle. `calls_dropped` more came behind the last. `attempt` and `model` say which attempt on which model gave the turn.
     """
 
     content: str
@@ -70,6 +70,7 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     usage: Usage
     cut_off: bool = False
+    calls_dropped: int = 0
     attempt: int = 1
     model: str = ""
 
@@ -188,6 +189,7 @@ class TurnBuilder:
             finish_reason=REFUSAL if refusal else self._finish_reason,
             usage=usage,
             cut_off=made.cut_off,
+            calls_dropped=made.dropped,
         )
 
     def _take_whole(self, body: bytes) -> None:
