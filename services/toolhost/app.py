@@ -7,6 +7,7 @@ tools are killed first, then it ends with the exit code that asks for a new star
 import asyncio
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from pathlib import Path
 
 from libs.bus.journal import Journal
@@ -44,10 +45,16 @@ _THREADS_MAX = EFFECTS_MAX
 
 async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     """Host tools until told to stop. Raises `LeaseLost` when the others have declared this process dead."""
-    settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
+    settings, clock = chassis.settings, chassis.clock
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS_MAX, "tools"))
     cgroups = await asyncio.to_thread(_cgroups, settings)
     processes = Processes(clock=clock, inherited=settings.command_environment, cgroups=cgroups)
+    async with aclosing(processes):
+        await _serve(chassis, processes, cgroups)
+
+
+async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgroups: Cgroups | None) -> None:
+    settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
     sandbox = await _sandbox(settings, processes)
     registry = Registry(
         {name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, settings.policy
@@ -155,6 +162,7 @@ async def _sandbox(settings: ToolhostSettings, processes: Processes) -> Sandbox:
     sandbox = await choose(
         settings.sandbox,
         processes,
+        settings.root / HIDDEN_FOLDER / "sandbox",
         image=settings.sandbox_image,
         docker_address=settings.docker_address,
         hidden=settings.secrets,

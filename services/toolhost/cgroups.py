@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from services.toolhost import launcher
+from services.toolhost.proc import start_time
 
 MOUNTED = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids")
@@ -77,7 +77,7 @@ class Cgroups:
         self._parents = tuple(parents)
         self._bounds = bounds
         self._numbers = itertools.count(1)
-        self._own = f"{_MARK}-{os.getpid()}-{launcher.start_time(os.getpid()) or 0}"
+        self._own = f"{_MARK}-{os.getpid()}-{start_time(os.getpid()) or 0}"
 
     @classmethod
     def probe(cls, bounds: Bounds, mounted: Path = MOUNTED) -> Self | None:
@@ -110,7 +110,7 @@ class Cgroups:
         ended = 0
         for name in {folder.name for parent in self._parents for folder in parent.glob(f"{_MARK}-*-*-*")}:
             _, pid, start, _ = name.split("-")
-            if launcher.start_time(int(pid)) != int(start):
+            if start_time(int(pid)) != int(start):
                 group = Group(tuple(parent / name for parent in self._parents))
                 ended += group.kill()
                 group.remove()

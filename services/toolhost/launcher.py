@@ -1,14 +1,16 @@
 """The small process between a tool host and one command: it owns every process that the command leaves in the world.
 
-Run as `python -I -S launcher.py STATUS_FD`, standard library only, so that it starts in milliseconds.
-Invariant: when it ends, nothing of the command lives. It ends when the command does, when it is told to, and when
+Standard library only. `main` is the program that tool hosts keep for themselves (`launchpad.py`): it forks a launcher for
+each message, in a tenth of the time that another interpreter takes to start.
+Invariant: when a launcher ends, nothing of its command lives. It ends when the command does, when it is told to, and when
 its standard input closes, which the death of the host does for it, by whatever signal. It is the sub-reaper of the
 command, so a descendant cannot leave by `setsid` or by outliving its parent, and none stays a zombie.
 
-Protocol. Standard input: a line with the size in bytes of the request, the request (NUL-separated, see `request`), then
-orders of one byte: `G` go, `T` terminate (SIGTERM to all; the host sends `K` when its patience ends), `K` kill. Status descriptor, one line each:
-`started PID START_TIME` (the command waits for `G` before it is executed), `failed ERRNO`, `exited CODE` or
-`signaled NUMBER` for the command itself, `done LEFTOVERS`, the number of processes that had to be killed after it.
+Protocol. A message: three descriptors (input, output, status) and, between NULs, the doors of the command's control groups
+(files; whoever writes 0 is in). Input: the request (see `request`), which is the order to go, then orders of one byte: `T`
+terminate (SIGTERM to all; the host sends `K` when its patience ends), `K` kill. Status, one line each:
+`started PID START_TIME` (of the process that waits for the request), `failed ERRNO`, `exited CODE` or `signaled NUMBER`
+for the command itself, `done LEFTOVERS`, the number of processes that had to be killed after it.
 A command that lives elsewhere (in a container) comes with the argv that removes it there, which is run at the end
 unless the command has ended by itself.
 """
@@ -18,11 +20,16 @@ import errno
 import os
 import resource
 import select
+import socket
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-SIGKILL, SIGTERM = 9, 15
-_SIGPIPE, _SIGXFSZ, _SIGSTOP = 13, 25, 19  # The numbers of Linux on all its common architectures.
+from services.toolhost.proc import descendants, start_time, threads_of
+
+# The numbers of Linux on all its common architectures.
+_SIGKILL, _SIGPIPE, _SIGTERM, _SIGCHLD, _SIGSTOP, _SIGXFSZ = 9, 13, 15, 17, 19, 25
+_DEFAULT, _IGNORED = 0, 1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_MS = 10
 # What the command left running may end by itself for this long: time to flush a pipe, not to do work.
@@ -30,7 +37,9 @@ _DRAIN_LOOKS = 20
 # A killed process can stay for as long as the kernel holds it in a device; beyond this it is left to the system.
 _KILL_LOOKS = 500
 _READ_BYTES = 65536
-
+# Doors are paths: one for each kind of control group.
+_MESSAGE_BYTES_MAX = 16384
+_DESCRIPTORS = 3
 
 # Where a sandbox finds the program of its filter, far from the descriptors that anybody opens.
 FILTER_FD = 99
@@ -44,15 +53,14 @@ def request(
     spare_leader: bool = False,
     filter_program: bytes = b"",
     limits: str = "0 0 0 0",
-    doors: Sequence[str] = (),
     removal: Sequence[str] = (),
 ) -> bytes:
-    """The request as the launcher reads it. `spare_leader`: SIGTERM goes to the leader's descendants only, because
-    it is a sandbox that would take everything down at once. `filter_program` is to be read from `FILTER_FD`. `limits`:
-    processes of the user beyond those of now, bytes of data, of a file, open files; 0 for none. `doors`: files of
-    control groups to write 0 into. Raises `ValueError` if something holds a NUL."""
+    """The request as the launcher reads it: a line with its size, then fields between NULs. `spare_leader`: SIGTERM
+    goes to the leader's descendants only, because it is a sandbox that would take everything down at once.
+    `filter_program` is to be read from `FILTER_FD`. `limits`: processes of the user beyond those of now, bytes of data,
+    of a file, open files; 0 for none. Raises `ValueError` if something holds a NUL."""
     fields = ["spare" if spare_leader else "", directory, filter_program.hex(), limits]
-    for listed in (doors, removal, argv):
+    for listed in (removal, argv):
         fields += [str(len(listed)), *listed]
     fields += [f"{name}={value}" for name, value in environment.items()]
     if any("\0" in field for field in fields):
@@ -69,7 +77,6 @@ class _Wanted:
         self.spare_leader = spare == b"spare"
         self.filter_program = bytes.fromhex(program.decode())
         self.limits = [int(limit) for limit in limits.split()]
-        self.doors, rest = _counted(rest)
         self.removal, rest = _counted(rest)
         self.argv, rest = _counted(rest)
         self.environment = dict(field.split(b"=", 1) for field in rest)
@@ -80,73 +87,99 @@ def _counted(fields: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     return fields[1:count], fields[count:]
 
 
-def start_time(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot (None: there is none). With the pid it names a process for good."""
-    fields = _stat_fields(pid)
-    return int(fields[19]) if fields else None
+def main(channel_fd: int) -> NoReturn:
+    """Fork launchers until the host is gone."""
+    # What the host was given by whoever started it is not for commands, and not every event loop closes it.
+    _close_all_but(0, 1, 2, channel_fd)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # None of them is waited for, and none stays a zombie.
+    libc.signal(_SIGCHLD, _IGNORED)
+    channel = socket.socket(fileno=channel_fd)
+    while True:
+        message, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES_MAX, _DESCRIPTORS)
+        if len(fds) < _DESCRIPTORS:
+            sys.exit(0)
+        try:
+            if os.fork() == 0:
+                channel.close()
+                _launch(libc, fds, os.fsdecode(message))
+        except OSError as error:
+            os.write(fds[1], str(error).encode())
+        for fd in fds:
+            os.close(fd)
 
 
-def main() -> None:
-    """Serve one command."""
-    status_fd = int(sys.argv[1])
-    os.set_inheritable(status_fd, False)
-    _Launcher(status_fd).serve()
+def _close_all_but(*kept: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # It was the one of the listing.
+
+
+def _launch(libc: ctypes.CDLL, fds: Sequence[int], doors: str) -> NoReturn:
+    """Be a launcher, to the end."""
+    source, output, status = fds
+    try:
+        os.setsid()
+        libc.signal(_SIGCHLD, _DEFAULT)
+        for fd, standard in ((source, 0), (output, 1), (output, 2)):
+            os.dup2(fd, standard)
+        os.close(source)
+        os.close(output)
+        os.set_inheritable(status, False)
+        _Launcher(libc, status).serve(doors.split("\0") if doors else [])
+    except OSError as error:
+        os.write(2, str(error).encode())
+    finally:
+        os._exit(0)
 
 
 class _Launcher:
-    def __init__(self, status_fd: int) -> None:
+    def __init__(self, libc: ctypes.CDLL, status_fd: int) -> None:
+        self._libc = libc
         self._status_fd = status_fd
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._leader = 0
         self._leader_ended = False
         self._spare_leader = False
         self._terminating = False
         self._buffer = b""
 
-    def serve(self) -> None:
+    def serve(self, doors: Sequence[str]) -> None:
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        wanted = _Wanted(self._read_request())
-        self._spare_leader = wanted.spare_leader
-        gate_r, gate_w = os.pipe()
+        request_r, request_w = os.pipe()
         failure_r, failure_w = os.pipe()
         self._leader = os.fork()
         if self._leader == 0:
-            self._become(wanted, gate=(gate_r, gate_w), failure_fd=failure_w)
-        os.close(gate_r)
+            self._become(doors, request=(request_r, request_w), failure_fd=failure_w)
+        os.close(request_r)
         os.close(failure_w)
         # The pipes of the output belong to the command alone, so that their end means that it has none left.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         self._say(f"started {self._leader} {start_time(self._leader) or 0}")
-        if self._order() == b"G":
-            os.write(gate_w, b"G")
-            os.close(gate_w)
+        wanted = self._read_request(request_w)
+        if wanted is not None:
+            self._spare_leader = wanted.spare_leader
             if code := os.read(failure_r, 16):
                 self._say(f"failed {code.decode()}")
             self._watch()
         by_itself = self._leader_ended and not self._terminating
         leftovers = self._kill_all()
-        if wanted.removal and not by_itself:
+        if wanted is not None and wanted.removal and not by_itself:
             self._remove(wanted)
         self._say(f"done {leftovers}")
 
-    def _read_request(self) -> list[bytes]:
-        while b"\n" not in self._buffer:
-            self._buffer += self._more()
-        size, _, self._buffer = self._buffer.partition(b"\n")
-        blocks, held = [self._buffer], len(self._buffer)
-        while held < int(size):
-            blocks.append(block := self._more())
-            held += len(block)
-        whole = b"".join(blocks)
-        self._buffer = whole[int(size) :]
-        return whole[: int(size)].split(b"\0")
-
-    def _more(self) -> bytes:
-        if block := os.read(0, _READ_BYTES):
-            return block
-        sys.exit(0)
+    def _read_request(self, leader_fd: int) -> "_Wanted | None":
+        """The request, which the leader has then, too; `None` if the host is gone, or wants nothing any more."""
+        whole, self._buffer = _whole_request(0)
+        if whole is None:
+            return None
+        _hand_over(leader_fd, b"%d\n" % len(whole) + whole)
+        os.close(leader_fd)
+        return _Wanted(whole.split(b"\0"))
 
     def _order(self) -> bytes:
         """The next order; a closed input is the order to kill."""
@@ -161,20 +194,22 @@ class _Launcher:
         except BrokenPipeError:
             return
 
-    def _become(self, wanted: _Wanted, *, gate: tuple[int, int], failure_fd: int) -> None:
-        """The child: a session of its own, dead with the launcher, executed when the gate opens. Never returns."""
+    def _become(self, doors: Sequence[str], *, request: tuple[int, int], failure_fd: int) -> None:
+        """The child: a session of its own, dead with the launcher, executed when the request comes. Never returns."""
         try:
             os.setsid()
-            self._libc.prctl(_PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-            os.close(gate[1])
-            if os.read(gate[0], 1) != b"G":
-                os._exit(125)
-            _enter(wanted.doors)
+            self._libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+            os.close(request[1])
+            _enter(doors)
             with open(os.devnull, "rb") as nowhere:
                 os.dup2(nowhere.fileno(), 0)
             # Python ignores these two for itself, and what is ignored stays so across exec.
             for number in (_SIGPIPE, _SIGXFSZ):
                 self._libc.signal(number, 0)
+            whole, _ = _whole_request(request[0])
+            if whole is None:
+                os._exit(125)
+            wanted = _Wanted(whole.split(b"\0"))
             if wanted.filter_program:
                 # Some hundred bytes; a pipe holds them without a reader.
                 read_end, write_end = os.pipe()
@@ -222,7 +257,7 @@ class _Launcher:
                 if self._order() != b"T":
                     return
                 self._terminating = True
-                self._signal_all(SIGTERM)
+                self._signal_all(_SIGTERM)
 
     def _reap(self) -> bool:
         """Collect what has ended. False when no child is left, and then no descendant either."""
@@ -245,7 +280,7 @@ class _Launcher:
         for _ in range(_KILL_LOOKS):
             if not self._reap():
                 break
-            found = self._signal_all(SIGKILL)
+            found = self._signal_all(_SIGKILL)
             if self._leader_ended:
                 leftovers.update(found)
             nothing.poll(_LOOK_MS)
@@ -253,13 +288,13 @@ class _Launcher:
 
     def _signal_all(self, number: int) -> list[int]:
         """Parents first: a shell that hears of its end before that of its child still runs its trap."""
-        found = _descendants(os.getpid())
+        found = descendants(os.getpid())
         if not found and not self._leader_ended:
             found = [self._leader]
-        if number == SIGTERM and self._spare_leader:
+        if number == _SIGTERM and self._spare_leader:
             found = [pid for pid in found if pid != self._leader]
         # Who is to be killed is stopped first, so that no parent can fork or complain about the death of a child.
-        for signal_number in (_SIGSTOP, SIGKILL) if number == SIGKILL else (number,):
+        for signal_number in (_SIGSTOP, _SIGKILL) if number == _SIGKILL else (number,):
             for pid in found:
                 try:
                     os.kill(pid, signal_number)
@@ -268,7 +303,34 @@ class _Launcher:
         return found
 
 
-def _enter(doors: list[bytes]) -> None:
+def _whole_request(fd: int) -> tuple[bytes | None, bytes]:
+    """The request that comes through `fd`, and what came behind it; `None` if its end is missing."""
+    blocks: list[bytes] = []
+    held, size = 0, -1
+    while size < 0 or held < size:
+        block = os.read(fd, _READ_BYTES)
+        if not block:
+            return None, b""
+        blocks.append(block)
+        held += len(block)
+        if size < 0 and b"\n" in block:
+            line, _, block = b"".join(blocks).partition(b"\n")
+            size, held, blocks = int(line), len(block), [block]
+    whole = b"".join(blocks)
+    return whole[:size], whole[size:]
+
+
+def _hand_over(fd: int, data: bytes) -> None:
+    """To the leader. If that has failed already, it has said why."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(fd, view) :]
+    except BrokenPipeError:
+        return
+
+
+def _enter(doors: Sequence[str]) -> None:
     for door in doors:
         fd = os.open(door, os.O_WRONLY | os.O_CLOEXEC)
         os.write(fd, b"0")
@@ -286,7 +348,7 @@ def _limit(processes: int, data: int, file: int, files: int) -> None:
     """The limits of each process. That of processes is the user's and counts all that there are; root has none."""
     wanted = [(resource.RLIMIT_CORE, 0)]
     if processes and os.geteuid():
-        wanted.append((resource.RLIMIT_NPROC, _threads_of(os.geteuid()) + processes))
+        wanted.append((resource.RLIMIT_NPROC, threads_of(os.geteuid()) + processes))
     wanted += [(resource.RLIMIT_DATA, data)] if data else []
     wanted += [(resource.RLIMIT_FSIZE, file)] if file else []
     wanted += [(resource.RLIMIT_NOFILE, files)] if files else []
@@ -294,50 +356,3 @@ def _limit(processes: int, data: int, file: int, files: int) -> None:
         _, most = resource.getrlimit(kind)
         limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(kind, (limit, limit))
-
-
-def _threads_of(user: int) -> int:
-    count = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                owner = os.stat(f"/proc/{name}").st_uid
-            except OSError:
-                continue
-            if owner == user and (fields := _stat_fields(int(name))):
-                count += int(fields[17])
-    return count
-
-
-def _descendants(root: int) -> list[int]:
-    """All living processes below `root`, parents before children; empty where there is no /proc."""
-    children: dict[int, list[int]] = {}
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    for pid in pids:
-        fields = _stat_fields(pid)
-        if fields and fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(pid)
-    found: list[int] = []
-    generation = [root]
-    while generation:
-        generation = [child for parent in generation for child in children.get(parent, [])]
-        found += generation
-    return found
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name (state, parent, …); empty when the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
-
-if __name__ == "__main__":
-    main()
-    # Nothing is left to tidy up, and the host is waiting for the end.
-    os._exit(0)

@@ -4,20 +4,21 @@ Invariant: a group is killed only while its leader is the process that was recor
 """
 
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
-from services.toolhost import launcher
+from services.toolhost.proc import start_time
 
 CALL_MARKER = "PERDURE_CALL"
 
 
 def kill_group(group: int, start: int) -> bool:
     """Kills a recorded process group if its leader is still the process that was recorded. For the next host."""
-    if start == 0 or launcher.start_time(group) != start:
+    if start == 0 or start_time(group) != start:
         return False
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, launcher.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
         return True
     return False
 
@@ -39,6 +40,6 @@ def kill_marked(call_id: str) -> int:
     killed = 0
     for pid in marked(call_id):
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, launcher.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
             killed += 1
     return killed

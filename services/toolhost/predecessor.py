@@ -8,13 +8,14 @@ as long as it is up.
 import os
 import platform
 import shutil
+import signal
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from services.toolhost import launcher
 from services.toolhost.marks import kill_group, kill_marked
+from services.toolhost.proc import start_time
 from services.toolhost.workspace import WorkspacePlace
 
 
@@ -28,17 +29,17 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     def runs_here(self) -> bool:
         """Whether the recorded process is alive on this machine, frozen or not."""
-        return self.host == platform.node() and launcher.start_time(self.pid) == self.start
+        return self.host == platform.node() and start_time(self.pid) == self.start
 
     def kill(self) -> None:
         if self.runs_here() and self.pid != os.getpid():
             with suppress(ProcessLookupError):
-                os.kill(self.pid, launcher.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def this_process(boot: str) -> Holder:
     pid = os.getpid()
-    return Holder(boot=boot, host=platform.node(), pid=pid, start=launcher.start_time(pid) or 0)
+    return Holder(boot=boot, host=platform.node(), pid=pid, start=start_time(pid) or 0)
 
 
 class HolderRecord:

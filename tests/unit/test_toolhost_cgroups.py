@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,6 @@ def test_a_group_without_folders_is_empty_and_harmless() -> None:
 
 
 async def test_a_command_is_in_its_group_and_the_group_goes_with_it(groups: Cgroups, tmp_path: Path) -> None:
-    hosts = Processes(clock=SystemClock(), inherited=os.environ, cgroups=groups)
     command = Command(
         argv=["sh", "-c", "cat /proc/self/cgroup; (setsid env -i sleep 1000 &)"],
         directory=tmp_path,
@@ -72,7 +72,8 @@ async def test_a_command_is_in_its_group_and_the_group_goes_with_it(groups: Cgro
         timeout_s=PATIENCE_S,
         output_bytes_max=5000,
     )
-    ended = await hosts.run(command)
+    async with aclosing(Processes(clock=SystemClock(), inherited=os.environ, cgroups=groups)) as hosts:
+        ended = await hosts.run(command)
     assert f"/perdure-{os.getpid()}-" in ended.output
     assert ended.leftovers == 1
     paths = [
@@ -122,10 +123,11 @@ async def test_what_was_running_is_ended_by_its_mark_and_its_container_removed(t
     record.note_command("run_1.call_1.1", 1, 1)
     environment = {"PERDURE_CALL": "run_1.call_1.1", "PATH": os.environ["PATH"]}
     left = await asyncio.create_subprocess_exec("sleep", "1000", env=environment)
-    hosts = Processes(clock=SystemClock(), inherited={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    leftovers = Leftovers(hosts, Docker("IMAGE", BOUNDS), None)
     await until(lambda: marked("run_1.call_1.1") == [left.pid], "the process has its mark")
-    assert await leftovers.end(record) == 1
+    inherited = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    async with aclosing(Processes(clock=SystemClock(), inherited=inherited)) as hosts:
+        leftovers = Leftovers(hosts, Docker("IMAGE", BOUNDS), None)
+        assert await leftovers.end(record) == 1
     assert await left.wait() == -9
     assert (tmp_path / "asked").read_text() == f"rm --force --volumes {container_of('run_1.call_1.1')}\n"
     assert await leftovers.end(record) == 0

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -44,8 +46,11 @@ def client(tmp_path: Path) -> Path:
     return folder
 
 
-def hosts(client: Path) -> Processes:
-    return Processes(clock=SystemClock(), inherited={"PATH": f"{client}:{os.environ['PATH']}"})
+@pytest.fixture
+async def hosts(client: Path) -> AsyncIterator[Processes]:
+    inherited = {"PATH": f"{client}:{os.environ['PATH']}"}
+    async with aclosing(Processes(clock=SystemClock(), inherited=inherited)) as made:
+        yield made
 
 
 def command(folder: Path, *argv: str, **changes: object) -> Command:
@@ -125,11 +130,11 @@ def test_a_path_cannot_add_an_option_to_the_mount() -> None:
     assert mount == 'type=bind,"source=/w/a,readonly=""x","target=/w/a,readonly=""x"'
 
 
-async def test_a_command_that_ends_by_itself_needs_no_removal(client: Path, tmp_path: Path) -> None:
+async def test_a_command_that_ends_by_itself_needs_no_removal(
+    hosts: Processes, client: Path, tmp_path: Path
+) -> None:
     sandbox = Docker("IMAGE", BOUNDS)
-    ended = await hosts(client).run(
-        sandbox.confine(command(tmp_path, "sh", "-c", "echo out; exit 3"), root=tmp_path)
-    )
+    ended = await hosts.run(sandbox.confine(command(tmp_path, "sh", "-c", "echo out; exit 3"), root=tmp_path))
     assert (ended.exit_code, ended.output) == (3, "out\n")
     asked = (client / "asked").read_text().splitlines()
     assert [line.split()[0] for line in asked] == ["run"]
@@ -137,7 +142,7 @@ async def test_a_command_that_ends_by_itself_needs_no_removal(client: Path, tmp_
 
 @pytest.mark.parametrize("manner", ["timeout", "cancel", "host"])
 async def test_no_container_stays_when_its_client_is_killed(
-    client: Path, tmp_path: Path, manner: str
+    hosts: Processes, client: Path, tmp_path: Path, manner: str
 ) -> None:
     sandbox = Docker("IMAGE", BOUNDS)
     asked = sandbox.confine(command(tmp_path, "sleep", "1000", timeout_s=PATIENCE_S), root=tmp_path)
@@ -167,7 +172,7 @@ asyncio.run(Processes(clock=SystemClock(), inherited={{"PATH": sys.argv[1]}}, sc
             root=tmp_path,
         )
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(hosts(client).run(changed, stop=stop))
+            running = group.create_task(hosts.run(changed, stop=stop))
             await until(up.exists, "the container is up")
             if manner == "cancel":
                 stop.set()

@@ -3,20 +3,23 @@
 import asyncio
 import os
 import signal
-import subprocess
+import socket
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from libs.chassis.clock import SystemClock
 from services.toolhost.errors import CommandNotStarted
+from services.toolhost.launched import ProcessOutcome
 from services.toolhost.marks import kill_group, kill_marked, marked
 from services.toolhost.output import OutputRing, clip
-from services.toolhost.processes import Command, Processes, ProcessOutcome
+from services.toolhost.proc import descendants, start_time
+from services.toolhost.processes import Command, Processes
 from services.toolhost.sandbox import SandboxMode, choose
 from tests.fakes.waiting import until
-from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes
+from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes, run_alone
 
 
 def shell(folder: Path, script: str, **changes: object) -> Command:
@@ -31,15 +34,32 @@ def shell(folder: Path, script: str, **changes: object) -> Command:
 
 
 async def run(folder: Path, script: str, **changes: object) -> ProcessOutcome:
-    return await processes().run(shell(folder, script, **changes))
+    return await run_alone(shell(folder, script, **changes))
 
 
-def zombies() -> list[str]:
-    """The zombies among the children of this process."""
-    found = subprocess.run(
-        ["ps", "-o", "stat=,pid=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
-    )
-    return [line for line in found.stdout.splitlines() if line.strip().startswith("Z")]
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def zombies() -> list[int]:
+    """The zombies among the descendants of this process."""
+    parents = {int(file.parent.name): state_and_parent(file) for file in Path("/proc").glob("[0-9]*/stat")}
+    found = [pid for pid, (state, _) in parents.items() if state == "Z"]
+
+    def is_ours(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid][1]
+        return pid == os.getpid()
+
+    return [pid for pid in found if is_ours(pid)]
+
+
+def state_and_parent(stat: Path) -> tuple[str, int]:
+    try:
+        state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return state, int(parent)
 
 
 @pytest.mark.parametrize("code", [0, 1, 125, 137, 143])
@@ -74,7 +94,7 @@ async def test_the_polite_signal_lets_traps_run(tmp_path: Path) -> None:
     stop = asyncio.Event()
     command = shell(tmp_path, "trap 'rm lock; exit 3' TERM; touch lock; sleep 1000", grace_s=PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
-        running = group.create_task(processes().run(command, stop=stop))
+        running = group.create_task(run_alone(command, stop=stop))
         await until(lambda: asleep(command.call_id) == 1, "all of the call sleep")
         stop.set()
     assert (running.result().cancelled, running.result().exit_code) == (True, 3)
@@ -111,7 +131,7 @@ async def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
     call = f"call-{tmp_path.name}"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         running = group.create_task(
-            processes().run(shell(tmp_path, "sleep 1000 & setsid sleep 1000 & sleep 1000"), stop=stop)
+            run_alone(shell(tmp_path, "sleep 1000 & setsid sleep 1000 & sleep 1000"), stop=stop)
         )
         await until(lambda: asleep(call) == 3, "all of the call sleep")
         stop.set()
@@ -136,6 +156,7 @@ async def test_nothing_outlives_a_killed_tool_host(tmp_path: Path) -> None:
 import asyncio, os, sys
 from pathlib import Path
 from libs.chassis.clock import SystemClock
+from services.toolhost.proc import descendants, start_time
 from services.toolhost.processes import Command, Processes
 folder, script = Path(sys.argv[1]), "trap '' TERM; sleep 1000 & setsid sleep 1000 & sleep 1000"
 command = Command(argv=["sh", "-c", script], directory=folder, call_id=sys.argv[2], timeout_s=100, output_bytes_max=10)
@@ -144,9 +165,13 @@ asyncio.run(Processes(clock=SystemClock(), inherited=os.environ, scratch=folder)
     call = f"call-{tmp_path.name}"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", host, tmp_path, call)
     await until(lambda: asleep(call) == 3, "all of the call sleep")
+    below = [(pid, start_time(pid)) for pid in descendants(process.pid)]
+    # The command's three processes with their shell, a launcher, and what that was forked from.
+    assert len(below) >= 6
     process.kill()
     await process.wait()
     await until(lambda: marked(call) == [], "nothing of the call is left")
+    await until(lambda: all(start_time(pid) != at for pid, at in below), "nothing below the host is left")
 
 
 async def test_nothing_outlives_a_killed_launcher_and_its_host_knows(tmp_path: Path) -> None:
@@ -161,6 +186,35 @@ async def test_nothing_outlives_a_killed_launcher_and_its_host_knows(tmp_path: P
     await until(lambda: marked(call) == [], "nothing of the call is left")
 
 
+async def test_a_killed_launchpad_takes_no_command_along_and_the_next_one_gets_another(
+    tmp_path: Path,
+) -> None:
+    call = f"call-{tmp_path.name}"
+    async with aclosing(processes()) as hosts:
+        running = asyncio.create_task(hosts.run(shell(tmp_path, "sleep 1000 & wait; echo well")))
+        await until(lambda: asleep(call) == 1, "the command runs")
+        (launchpad,) = children_of(os.getpid())
+        os.kill(launchpad, signal.SIGKILL)
+        await until(lambda: not children_of(os.getpid()), "it is gone")
+        other = await hosts.run(shell(tmp_path, "echo too", call_id="another"))
+        assert other.output == "too\n"
+        for pid in marked(call):
+            if Path(f"/proc/{pid}/comm").read_text() == "sleep\n":
+                os.kill(pid, signal.SIGKILL)
+        assert (await running).output == "well\n"
+    await until(lambda: not children_of(os.getpid()), "no child of this process is left")
+
+
+async def test_a_command_inherits_no_descriptor_and_no_odd_disposition_of_a_signal(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.set_inheritable(server.fileno(), True)
+        told = await run(tmp_path, "ls -l /proc/self/fd; grep -E 'SigIgn|SigBlk' /proc/self/status")
+    lines = told.output.splitlines()
+    # Those of standard, and the folder that `ls` looks at.
+    assert len([line for line in lines if "->" in line]) == 4, told.output
+    assert [line.split()[1] for line in lines if "Sig" in line] == ["0000000000000000"] * 2
+
+
 async def test_the_process_group_is_told_before_the_command_starts(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
 
@@ -168,7 +222,7 @@ async def test_the_process_group_is_told_before_the_command_starts(tmp_path: Pat
         assert os.listdir(tmp_path) == []
         told.append((group, start))
 
-    outcome = await processes().run(shell(tmp_path, "touch started; echo $$"), on_started=note)
+    outcome = await run_alone(shell(tmp_path, "touch started; echo $$"), on_started=note)
     assert outcome.output == f"{told[0][0]}\n"
     assert not kill_group(*told[0])
 
@@ -178,7 +232,7 @@ async def test_a_command_whose_start_cannot_be_recorded_never_starts(tmp_path: P
         raise ConnectionError(f"no journal for {group}, {start}")
 
     with pytest.raises(ConnectionError):
-        await processes().run(shell(tmp_path, "touch started"), on_started=fail)
+        await run_alone(shell(tmp_path, "touch started"), on_started=fail)
     assert os.listdir(tmp_path) == []
 
 
@@ -188,7 +242,7 @@ async def test_a_recorded_group_is_killed_only_if_it_is_still_the_same(tmp_path:
     async def note(group: int, start: int) -> None:
         told.append((group, start))
 
-    running = asyncio.create_task(processes().run(shell(tmp_path, "sleep 1000"), on_started=note))
+    running = asyncio.create_task(run_alone(shell(tmp_path, "sleep 1000"), on_started=note))
     await until(lambda: bool(marked(f"call-{tmp_path.name}")), "the call runs")
     group, start = told[0]
     assert not kill_group(group, start + 1)
@@ -239,8 +293,8 @@ async def test_a_command_inherits_only_what_is_on_the_list(tmp_path: Path) -> No
         "NATS_URL": "nats://u:p@h",
         "LD_PRELOAD": "/x.so",
     }
-    hosts = Processes(clock=SystemClock(), inherited=inherited)
-    outcome = await hosts.run(shell(tmp_path, "env; ls -d $HOME", environment={"EXTRA": "1"}))
+    async with aclosing(Processes(clock=SystemClock(), inherited=inherited)) as hosts:
+        outcome = await hosts.run(shell(tmp_path, "env; ls -d $HOME", environment={"EXTRA": "1"}))
     seen = dict(line.split("=", 1) for line in outcome.output.splitlines() if "=" in line)
     assert "secret" not in outcome.output
     assert seen["EXTRA"] == "1"
@@ -279,20 +333,20 @@ async def test_a_program_that_cannot_run_is_named(tmp_path: Path, argv: list[str
 async def test_many_short_commands_leave_no_zombie_and_no_descriptor(
     tmp_path: Path, mode: SandboxMode
 ) -> None:
-    hosts = processes()
-    sandbox = await choose(mode, hosts)
+    async with aclosing(processes()) as hosts:
+        sandbox = await choose(mode, hosts, tmp_path)
 
-    async def one() -> None:
-        command = shell(tmp_path, "(true &); (sleep .01 &)")
-        assert (await hosts.run(sandbox.confine(command, root=tmp_path))).exit_code == 0
+        async def one() -> None:
+            command = shell(tmp_path, "(true &); (sleep .01 &)")
+            assert (await hosts.run(sandbox.confine(command, root=tmp_path))).exit_code == 0
 
-    await one()
-    before = len(os.listdir("/proc/self/fd"))
-    # A thousand under `make soak`.
-    for _ in range(int(os.environ.get("SHORT_COMMANDS", "60")) // 10):
-        await asyncio.gather(*(one() for _ in range(10)))
-    assert zombies() == []
-    assert len(os.listdir("/proc/self/fd")) <= before
+        await one()
+        before = len(os.listdir("/proc/self/fd"))
+        # A thousand under `make soak`.
+        for _ in range(int(os.environ.get("SHORT_COMMANDS", "60")) // 10):
+            await asyncio.gather(*(one() for _ in range(10)))
+        assert len(os.listdir("/proc/self/fd")) <= before
+        await until(lambda: not zombies(), "no zombie is left")
     assert marked(f"call-{tmp_path.name}") == []
 
 

@@ -6,6 +6,8 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -13,31 +15,41 @@ import pytest
 from libs.chassis.clock import SystemClock
 from libs.contracts.errors import ConfigurationError
 from services.toolhost.cgroups import Bounds, Cgroups
+from services.toolhost.launched import ProcessOutcome
 from services.toolhost.marks import marked
-from services.toolhost.processes import Command, Limits, Processes, ProcessOutcome
+from services.toolhost.processes import Command, Limits, Processes
 from services.toolhost.sandbox import Sandbox, SandboxMode, choose, seccomp
+from services.toolhost.sandbox.etc import copied
 from services.toolhost.sandbox.none import NoSandbox
 from tests.fakes.waiting import until
-from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes
+from tests.unit.toolhost_workspace import PATIENCE_S, asleep, processes, run_alone
 
 # Enough for a shell with its Python, and soon used up.
 BOUNDS = Bounds(memory_bytes=96 << 20, processes=40)
 
 
 @pytest.fixture(scope="module")
-async def sandbox() -> Sandbox:
-    chosen = await choose(SandboxMode.AUTO, processes())
+async def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
+    chosen = await chosen_alone(SandboxMode.AUTO, tmp_path_factory.mktemp("sandbox"))
     if chosen.name == "none":
         pytest.skip(f"{chosen.warning}")
     return chosen
 
 
 @pytest.fixture(scope="module")
-def bounded() -> Processes:
+async def bounded() -> AsyncIterator[Processes]:
     groups = Cgroups.probe(BOUNDS)
     if groups is None:
         pytest.skip("control groups cannot be made here")
-    return Processes(clock=SystemClock(), inherited=os.environ, cgroups=groups)
+    async with aclosing(Processes(clock=SystemClock(), inherited=os.environ, cgroups=groups)) as hosts:
+        yield hosts
+
+
+async def chosen_alone(
+    mode: SandboxMode, folder: Path, *, readable: Sequence[Path] = (), hidden: Sequence[Path] = ()
+) -> Sandbox:
+    async with aclosing(processes()) as alone:
+        return await choose(mode, alone, folder, readable=readable, hidden=hidden)
 
 
 @pytest.fixture
@@ -68,14 +80,14 @@ async def run(
     **changes: object,
 ) -> ProcessOutcome:
     confined = sandbox.confine(command(root, "sh", "-c", script, **changes), root=root)
-    return await (hosts or processes()).run(confined, stop=stop)
+    return await (hosts.run(confined, stop=stop) if hosts else run_alone(confined, stop=stop))
 
 
 async def python(
     sandbox: Sandbox, root: Path, program: str, *, hosts: Processes | None = None
 ) -> ProcessOutcome:
     confined = sandbox.confine(command(root, sys.executable, "-c", program), root=root)
-    return await (hosts or processes()).run(confined)
+    return await (hosts.run(confined) if hosts else run_alone(confined))
 
 
 async def test_a_command_works_in_its_workspace_and_exits_as_it_does(sandbox: Sandbox, work: Path) -> None:
@@ -100,6 +112,32 @@ async def test_nothing_outside_of_the_workspace_is_read(sandbox: Sandbox, work: 
     assert "OPENAI" not in outcome.output
 
 
+def test_what_is_shown_of_etc_is_a_copy_of_what_is_listed_and_new_when_that_changes(tmp_path: Path) -> None:
+    etc = tmp_path / "etc"
+    (etc / "ssl" / "certs").mkdir(parents=True)
+    (etc / "ssl" / "private").mkdir()
+    (etc / "ssl" / "private" / "key").write_text("secret")
+    (etc / "ssl" / "certs" / "ca.pem").write_text("certificate")
+    (etc / "ssl" / "certs" / "link").symlink_to("ca.pem")
+    (tmp_path / "zone").write_text("UTC")
+    (etc / "localtime").symlink_to("../zone")
+    (etc / "resolv.conf").symlink_to("/nowhere/at/all")
+    os.mkfifo(etc / "magic")
+    for name in ("shadow", "hosts"):
+        (etc / name).write_text(name)
+    shown = copied(tmp_path / "kept", etc)
+    files = {str(path.relative_to(shown)) for path in shown.rglob("*") if not path.is_dir()}
+    assert files == {"hosts", "localtime", "ssl/certs/ca.pem", "ssl/certs/link"}
+    assert not (shown / "localtime").is_symlink()
+    assert (shown / "ssl" / "certs" / "link").is_symlink()
+    assert copied(tmp_path / "kept", etc) == shown
+    (etc / "hosts").write_text("others")
+    newer = copied(tmp_path / "kept", etc)
+    assert (newer / "hosts").read_text() == "others"
+    assert (shown / "hosts").read_text() == "hosts"
+    assert sorted(os.listdir(tmp_path / "kept")) == sorted([shown.name, newer.name])
+
+
 async def test_secrets_among_what_is_visible_are_hidden(sandbox: Sandbox, tmp_path: Path) -> None:
     work = tmp_path / "app" / "workspaces" / "mine"
     for folder in (work, tmp_path / "app" / "workspaces" / "other", tmp_path / "app" / "data"):
@@ -109,9 +147,9 @@ async def test_secrets_among_what_is_visible_are_hidden(sandbox: Sandbox, tmp_pa
     if sandbox.name != "bwrap":
         pytest.skip("only bubblewrap shows folders of this machine")
     app = tmp_path / "app"
-    hiding = await choose(
+    hiding = await chosen_alone(
         SandboxMode.BWRAP,
-        processes(),
+        tmp_path / "kept",
         readable=[app],
         hidden=[app / "workspaces", app / "data", app / ".env", app / "missing", Path("/elsewhere")],
     )
@@ -213,7 +251,7 @@ one, other = socket.socketpair(); one.send(b"x"); print(other.recv(1)); multipro
         pytest.skip(f"there is no filter for {machine}")
     numbers = ",".join(f"{name}={number}" for name, number in refused.items())
     confined = sandbox.confine(command(work, sys.executable, "-c", program, numbers), root=work)
-    outcome = await processes().run(confined)
+    outcome = await run_alone(confined)
     assert (
         outcome.output
         == f"clone {errno.EPERM}\nioctl {errno.EPERM}\nioctl {errno.EPERM}\nthread\nchild\nb'x'\n"
@@ -280,9 +318,9 @@ try:
 except MemoryError:
     print("no memory")
 """
-    outcome = await processes().run(command(tmp_path, sys.executable, "-c", program, limits=limits))
+    outcome = await run_alone(command(tmp_path, sys.executable, "-c", program, limits=limits))
     assert outcome.output.split("\n")[:5] == [str(128 << 20), str(1 << 20), "64", "0", "no memory"]
-    large = await processes().run(command(tmp_path, "sh", "-c", "head -c 2M /dev/zero > f", limits=limits))
+    large = await run_alone(command(tmp_path, "sh", "-c", "head -c 2M /dev/zero > f", limits=limits))
     assert large.exit_code != 0
     assert (tmp_path / "f").stat().st_size <= 1 << 20
 
@@ -321,7 +359,7 @@ async def test_cancelling_leaves_no_process_of_a_tree_that_floods_and_hides(
 
 
 async def test_no_sandbox_says_so_and_runs_the_command_as_it_is(work: Path) -> None:
-    chosen = await choose(SandboxMode.NONE, processes())
+    chosen = await choose(SandboxMode.NONE, processes(), work)
     assert chosen.warning is not None
     assert "without a sandbox" in chosen.warning
     plain = command(work, "a", "b")
@@ -329,18 +367,23 @@ async def test_no_sandbox_says_so_and_runs_the_command_as_it_is(work: Path) -> N
     assert "not installed" in str(NoSandbox(reason="bwrap is not installed").warning)
 
 
-async def test_a_sandbox_that_was_asked_for_must_work() -> None:
+async def test_a_sandbox_that_was_asked_for_must_work(tmp_path: Path) -> None:
     if shutil.which("bwrap") is None:
         with pytest.raises(ConfigurationError, match="apt-get install bubblewrap"):
-            await choose(SandboxMode.BWRAP, processes())
+            await chosen_alone(SandboxMode.BWRAP, tmp_path)
     else:
-        assert (await choose(SandboxMode.BWRAP, processes())).name == "bwrap"
+        assert (await chosen_alone(SandboxMode.BWRAP, tmp_path)).name == "bwrap"
     with pytest.raises(ConfigurationError, match="SANDBOX_IMAGE"):
-        await choose(SandboxMode.DOCKER, processes())
-    with pytest.raises(ConfigurationError, match="docker pull"):
-        await choose(
-            SandboxMode.DOCKER, processes(), image="perdure-no-such-image", docker_address="unix:///nowhere"
-        )
+        await chosen_alone(SandboxMode.DOCKER, tmp_path)
+    async with aclosing(processes()) as hosts:
+        with pytest.raises(ConfigurationError, match="docker pull"):
+            await choose(
+                SandboxMode.DOCKER,
+                hosts,
+                tmp_path,
+                image="perdure-no-such-image",
+                docker_address="unix:///nowhere",
+            )
 
 
 def test_the_filter_is_a_program_that_the_kernel_can_check() -> None:

@@ -3,17 +3,19 @@
 import hashlib
 import os
 import sys
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from libs.contracts.tools import Semantics
 from services.toolhost.errors import FileChanged
-from services.toolhost.sandbox import SandboxMode, choose
-from services.toolhost.tools import edit_file, write_file
+from services.toolhost.sandbox import Sandbox, SandboxMode, choose
+from services.toolhost.tools import ToolContext, edit_file, write_file
 from services.toolhost.tools.catalog import TOOLS
 from services.toolhost.tools.files import apply, is_applied
-from tests.unit.toolhost_workspace import call, context, processes
+from tests.unit.toolhost_workspace import call, context
 
 
 def sha256(data: bytes) -> str:
@@ -302,11 +304,16 @@ async def test_the_diff_shows_what_the_run_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [SandboxMode.NONE, SandboxMode.AUTO])
 async def test_the_configured_tests_run_in_the_workspace(tmp_path: Path, mode: SandboxMode) -> None:
-    sandbox = await choose(mode, processes())
     tools = context(tmp_path)
     assert (await call(tools, "run_tests")).metadata["error_code"] == "TOOL_NOT_CONFIGURED"
+    async with aclosing(tools.processes):
+        sandbox = await choose(mode, tools.processes, tmp_path)
+        await red_and_green(tools, sandbox)
+
+
+async def red_and_green(tools: ToolContext, sandbox: Sandbox) -> None:
     argv = (sys.executable, "-m", "unittest", "-v")
-    tools = context(tmp_path, sandbox=sandbox, run_tests_command=argv)
+    tools = replace(tools, sandbox=sandbox, run_tests_command=argv)
     test = "import unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        self.assertEqual(1, {})\n"
     (tools.guard.root / "test_it.py").write_text(test.format(2))
     red = await call(tools, "run_tests")
@@ -317,16 +324,18 @@ async def test_the_configured_tests_run_in_the_workspace(tmp_path: Path, mode: S
     green = await call(tools, "run_tests")
     assert green.ok
     assert (green.metadata["exit_code"], green.metadata["sandbox"]) == (0, sandbox.name)
-    hanging = context(tmp_path, sandbox=sandbox, run_tests_command=("sleep", "1000"), timeout_s=0.3)
+    hanging = replace(tools, run_tests_command=("sleep", "1000"), timeout_s=0.3)
     assert (await call(hanging, "run_tests")).output == "[timed out after 0.3 s and was ended]"
-    wrong = context(tmp_path, sandbox=sandbox, run_tests_command=("no-such-program",))
+    wrong = replace(tools, run_tests_command=("no-such-program",))
     assert not (await call(wrong, "run_tests")).ok
 
 
 async def test_a_command_that_any_signal_ended_says_which(tmp_path: Path) -> None:
-    for number, told in (("9", "SIGKILL"), ("40", "40")):
-        ended = await call(context(tmp_path), "run_command", command=f"kill -{number} $$")
-        assert (ended.ok, ended.output) == (False, f"[ended by signal {told}]")
+    tools = context(tmp_path)
+    async with aclosing(tools.processes):
+        for number, told in (("9", "SIGKILL"), ("40", "40")):
+            ended = await call(tools, "run_command", command=f"kill -{number} $$")
+            assert (ended.ok, ended.output) == (False, f"[ended by signal {told}]")
 
 
 async def test_echo_returns_the_text(tmp_path: Path) -> None:

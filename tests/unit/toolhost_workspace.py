@@ -1,13 +1,15 @@
 """A workspace for tests: a real folder with a guard, a hidden repository, and a context for calls."""
 
+import asyncio
 import os
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from libs.chassis.clock import SystemClock
 from services.toolhost.guard import WorkspaceGuard
+from services.toolhost.launched import ProcessOutcome
 from services.toolhost.marks import marked
-from services.toolhost.processes import Processes
+from services.toolhost.processes import Command, OnStarted, Processes
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.sandbox.none import NoSandbox
 from services.toolhost.tools import Outcome, ToolContext
@@ -19,7 +21,16 @@ PATIENCE_S = 20.0
 
 
 def processes() -> Processes:
+    """To be closed once commands have run with it."""
     return Processes(clock=SystemClock(), inherited=os.environ)
+
+
+async def run_alone(
+    command: Command, *, on_started: OnStarted | None = None, stop: asyncio.Event | None = None
+) -> ProcessOutcome:
+    """Runs one command, and nothing else with the same processes."""
+    async with aclosing(processes()) as alone:
+        return await alone.run(command, on_started=on_started, stop=stop)
 
 
 def context(folder: Path, **changes: object) -> ToolContext:

@@ -47,6 +47,7 @@ class Sandbox(Protocol):
 async def choose(
     mode: SandboxMode,
     processes: Processes,
+    folder: Path,
     *,
     readable: Sequence[Path] = (),
     hidden: Sequence[Path] = (),
@@ -54,7 +55,7 @@ async def choose(
     docker_address: str = "",
     bounds: Bounds = BOUNDS,
 ) -> Sandbox:
-    """The sandbox for `mode`, tried out. `readable` folders are visible inside in addition to the system and the
+    """The sandbox for `mode`, tried out. What it keeps of its own lies in `folder`. `readable` folders are visible inside in addition to the system and the
     Python that Perdure runs on, `hidden` ones and files are not even there. Raises `ConfigurationError` when the one that was asked for does not work."""
     match mode:
         case SandboxMode.NONE:
@@ -68,7 +69,7 @@ async def choose(
                 )
             return found
         case SandboxMode.BWRAP:
-            found = await Bubblewrap.probe(processes, readable=readable, hidden=hidden)
+            found = await Bubblewrap.probe(processes, folder, readable=readable, hidden=hidden)
             if isinstance(found, str):
                 raise ConfigurationError(
                     f"SANDBOX=bwrap, but bubblewrap does not work here: {found}. Install it "
@@ -76,6 +77,6 @@ async def choose(
                 )
             return found
         case SandboxMode.AUTO:
-            found = await Bubblewrap.probe(processes, readable=readable, hidden=hidden)
+            found = await Bubblewrap.probe(processes, folder, readable=readable, hidden=hidden)
             return NoSandbox(reason=found) if isinstance(found, str) else found
     assert_never(mode)

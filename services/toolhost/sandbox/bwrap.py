@@ -5,11 +5,10 @@ this machine (no credentials, no other workspace, no other process), and no netw
 it dies with bubblewrap, and bubblewrap dies with its parent.
 """
 
-import os
+import asyncio
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -17,21 +16,14 @@ from typing import Self
 import msgspec
 
 from services.toolhost import launcher
-from services.toolhost.errors import CommandNotStarted
 from services.toolhost.processes import Command, Limits, Processes
 from services.toolhost.sandbox import seccomp
+from services.toolhost.sandbox.etc import copied
+from services.toolhost.sandbox.trial import complaint
 
 # The folders of the system's programs: real folders on some systems, links into /usr on others.
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FOLDERS = ("/usr", "/opt", "/nix/store")
-# What programs read of /etc to work at all; not the folder, where machines keep secrets.
-_ETC = (
-    "alternatives", "ca-certificates", "fonts", "gai.conf", "group", "host.conf", "hosts", "java-11-openjdk",
-    "java-17-openjdk", "java-21-openjdk", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "localtime",
-    "magic", "mime.types", "nsswitch.conf", "os-release", "passwd", "perl", "pki/ca-trust", "pki/java",
-    "pki/tls/cert.pem", "pki/tls/certs", "profile", "protocols", "python3", "python3.11", "resolv.conf", "services",
-    "shells", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "xattr.conf",
-)  # fmt: skip
 # A probe that takes longer has met a broken kernel feature, not a slow machine.
 _PROBE_PATIENCE_S = 10.0
 # The memory that files in the sandbox's own folders may take, where no control group counts it.
@@ -51,34 +43,45 @@ class Bubblewrap:
         program: str,
         *,
         flags: Sequence[str],
+        etc: Path,
         readable: Sequence[Path],
         hidden: Sequence[Path],
         filter_program: bytes,
     ) -> None:
         self._hidden = tuple(path.resolve() for path in hidden)
-        self._program = program
+        self._program, self._etc = program, etc
         self._flags = tuple(flags)
         self._readable = tuple(dict.fromkeys([*_interpreter(), *readable]))
         self._filter_program = filter_program
 
     @classmethod
     async def probe(
-        cls, processes: Processes, *, readable: Sequence[Path] = (), hidden: Sequence[Path] = ()
+        cls,
+        processes: Processes,
+        folder: Path,
+        *,
+        readable: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
     ) -> Self | str:
-        """A sandbox in which a command has really run, or why there is none."""
+        """A sandbox in which a command has really run, or why there is none. `folder` is for what it keeps."""
         program = shutil.which("bwrap")
         if program is None:
             return "the program bwrap is not installed"
+        try:
+            etc = await asyncio.to_thread(copied, folder)
+        except OSError as error:
+            return f"{folder} cannot be used: {error.strerror}"
         said = ""
         for flags in _HARDENING:
             sandbox = cls(
                 program,
                 flags=flags,
+                etc=etc,
                 readable=readable,
                 hidden=hidden,
                 filter_program=seccomp.program(platform.machine()),
             )
-            said = await sandbox._try_out(processes)
+            said = await complaint(processes, sandbox.confine, _PROBE_PATIENCE_S)
             if not said:
                 return sandbox
         return said
@@ -111,11 +114,10 @@ class Bubblewrap:
                 wrapped += ["--ro-bind", str(path), str(path)]
         for folder in _SYSTEM_FOLDERS:
             wrapped += ["--ro-bind-try", folder, folder]
-        for name in _ETC:
-            wrapped += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        if network:
-            # Where /etc/resolv.conf points to on machines with a local resolver.
-            wrapped += ["--ro-bind-try", "/run/systemd/resolve", "/run/systemd/resolve"]
+        wrapped += ["--ro-bind", str(self._etc), "/etc"]
+        if network and (self._etc / "resolv.conf").exists():
+            # Who answers for names changes with the network that the machine is in.
+            wrapped += ["--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         wrapped += ["--proc", "/proc", "--dev", "/dev"]
         wrapped += [
             "--size",
@@ -141,26 +143,6 @@ class Bubblewrap:
     def _is_bound(self, path: Path) -> bool:
         bound = [*map(Path, _SYSTEM_FOLDERS), *self._readable]
         return path.exists() and any(path.is_relative_to(folder) for folder in bound)
-
-    async def _try_out(self, processes: Processes) -> str:
-        """Empty if a command runs, else what bwrap said."""
-        with tempfile.TemporaryDirectory() as folder:
-            command = Command(
-                argv=["true"],
-                directory=Path(folder),
-                call_id=f"probe-{os.getpid()}",
-                timeout_s=_PROBE_PATIENCE_S,
-                output_bytes_max=1000,
-            )
-            try:
-                ended = await processes.run(self.confine(command, root=Path(folder)))
-            except CommandNotStarted as failure:
-                return failure.message
-        if ended.timed_out:
-            return f"it did not answer within {_PROBE_PATIENCE_S:.0f} s"
-        if ended.exit_code == 0:
-            return ""
-        return ended.output.strip()[-300:] or f"it ended with {ended.exit_code}, signal {ended.signal}"
 
 
 def _interpreter() -> list[Path]:

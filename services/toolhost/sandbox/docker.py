@@ -11,16 +11,15 @@ never pulled here, because that is a decision about what is trusted.
 import hashlib
 import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from services.toolhost.cgroups import Bounds
-from services.toolhost.errors import CommandNotStarted
 from services.toolhost.marks import CALL_MARKER
 from services.toolhost.processes import FIXED_ENVIRONMENT, Command, Limits, Processes
+from services.toolhost.sandbox.trial import complaint
 
 # A daemon that does not answer within this is not to be worked with.
 _PROBE_PATIENCE_S = 30.0
@@ -46,25 +45,7 @@ class Docker:
             return "SANDBOX_IMAGE names no image"
         # One processor stays for those who serve the bus.
         sandbox = cls(image, bounds, address=address, cpus=max(1, (os.cpu_count() or 1) - 1))
-        with tempfile.TemporaryDirectory() as folder:
-            command = Command(
-                argv=["true"],
-                directory=Path(folder),
-                call_id=f"probe-{os.getpid()}",
-                timeout_s=_PROBE_PATIENCE_S,
-                output_bytes_max=2000,
-            )
-            try:
-                ended = await processes.run(sandbox.confine(command, root=Path(folder)))
-            except CommandNotStarted as failure:
-                return failure.message
-        if ended.timed_out:
-            return f"the daemon did not answer within {_PROBE_PATIENCE_S:.0f} s"
-        if ended.exit_code == 0:
-            return sandbox
-        return (
-            ended.output.strip()[-300:] or f"docker run ended with {ended.exit_code}, signal {ended.signal}"
-        )
+        return await complaint(processes, sandbox.confine, _PROBE_PATIENCE_S) or sandbox
 
     def confine(self, command: Command, *, root: Path, network: bool = False) -> Command:
         """The command's directory lies at or below `root`; both keep their path inside."""

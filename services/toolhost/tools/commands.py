@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from libs.chassis.effects import Stopped
 from libs.policy.masking import masked
+from services.toolhost.launched import ProcessOutcome
 from services.toolhost.output import plain
-from services.toolhost.processes import Command, ProcessOutcome
+from services.toolhost.processes import Command
 from services.toolhost.tools import Outcome, ToolContext
 
 # One argument may have 128 KiB (`processes`); a longer text comes in several. Four bytes are the longest character.

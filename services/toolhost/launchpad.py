@@ -1,0 +1,89 @@
+"""The process that launchers are forked from, as the host sees it.
+
+Invariant: it holds nothing: when it is killed, running commands go on and the next one gets another; when the host dies,
+it ends by itself.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from asyncio.subprocess import Process
+from contextlib import ExitStack
+from io import FileIO
+from pathlib import Path
+
+from services.toolhost import launcher
+from services.toolhost.cgroups import Group
+from services.toolhost.launched import Launched
+
+# Isolated, without site packages: what it imports is copied by every fork.
+_PROGRAM = """
+import sys
+sys.path.append(sys.argv[1])
+from services.toolhost.launcher import main
+main(int(sys.argv[2]))
+"""
+_ROOT = Path(launcher.__file__).parents[2]
+
+
+class Launchpad:
+    """Starts launchers. Its process begins with the first one, and ends with `close`."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._channel: socket.socket | None = None
+        self._opening = asyncio.Lock()
+
+    async def launch(self, group: Group) -> Launched:
+        """A launcher whose command will be in `group`. Raises `OSError` if the system has no room for it."""
+        with ExitStack() as handed, ExitStack() as kept:
+            (input_r, input_w), (output_r, output_w), (status_r, status_w) = os.pipe(), os.pipe(), os.pipe()
+            for fd in (input_r, output_w, status_w):
+                handed.callback(os.close, fd)
+            for fd in (output_r, status_r):
+                kept.callback(os.close, fd)
+                os.set_blocking(fd, False)
+            orders = kept.enter_context(FileIO(input_w, "wb"))
+            await self._send(group, [input_r, output_w, status_w])
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, orders)
+            kept.pop_all()
+        return Launched(group, transport, output_r, status_r)
+
+    async def close(self) -> None:
+        """End the process. Launchers are not touched. May be called twice."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+    async def _send(self, group: Group, fds: list[int]) -> None:
+        message = os.fsencode("\0".join(group.doors))
+        try:
+            socket.send_fds(await self._opened(), [message], fds)
+        except (BrokenPipeError, ConnectionResetError):
+            # Somebody killed it.
+            await self.close()
+            socket.send_fds(await self._opened(), [message], fds)
+
+    async def _opened(self) -> socket.socket:
+        async with self._opening:
+            if self._channel is None:
+                # One message is one launcher, and the end of either side is seen by the other.
+                self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    self._channel.setblocking(False)
+                    self._process = await asyncio.create_subprocess_exec(
+                        *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(_ROOT), str(theirs.fileno())),
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=asyncio.subprocess.DEVNULL,
+                        pass_fds=(theirs.fileno(),),
+                        env={},
+                        start_new_session=True,
+                    )
+            return self._channel
