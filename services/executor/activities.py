@@ -22,6 +22,7 @@ from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResul
 from libs.contracts.values import RunError
 from libs.policy.reach import paths_of_call
 from libs.policy.rules import Policy
+from services.executor.decision.calls import unanswered
 from services.executor.decision.decide import (
     Activity,
     Attach,
@@ -54,6 +55,9 @@ VERIFY_ATTEMPTS_MAX = 10
 # How long a turn waits for a tool host, so that a model is not asked without its tools at start-up; a run that has a
 # workspace waits as long as it takes.
 HOSTS_WAIT_S = 30.0
+# The same before a call that a person has approved: as long as a host takes to start again, or to tell once more what it
+# offers; shorter than a claim may take.
+OFFERED_WAIT_S = 10.0
 
 
 class Workbench(NamedTuple):
@@ -108,6 +112,12 @@ class Activities:
             spawned=frozenset(self._spawned),
             parked_until=self._bench.spending.over_until(state.tenant),
         )
+
+    async def offered_again(self, state: RunState) -> None:
+        """Wait a while for hosts that offer what the model has asked for and what has no intent yet, because a person had
+        to decide about it: that a host is away just now does not mean that there is no such tool."""
+        names = {call.name for call in unanswered(state) if state.call(call.call_id) is None}
+        await self._bench.hosts.until(lambda: names <= self._offered(state).keys(), OFFERED_WAIT_S)
 
     async def carry_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
         """Do it, and say what was seen; `tell` hears what is worth knowing before. `fresh`: its intent was appended by

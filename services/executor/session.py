@@ -108,6 +108,7 @@ class Session:
         """Carry the run until it ends, waits or is lost. Raises `Unavailable` when the bus stays away; the
         supervisor then begins again from what the log says."""
         state = self._folded.state
+        await self._activities.offered_again(state)
         if self._pending:
             await self._claim()
         key = LogKey(state.tenant, state.run_id)

@@ -58,45 +58,62 @@ class Asked:
         return await asyncio.get_running_loop().create_future()
 
 
+@asynccontextmanager
+async def executor(bus: TwinBus, clock: SimClock, runs: Runs, model: Asked) -> AsyncGenerator[None]:
+    """An executor that lives as long as the context."""
+
+    @asynccontextmanager
+    async def talker(
+        settings: ExecutorSettings, bus: Bus, clock: Clock, circuits: Circuits
+    ) -> AsyncGenerator[Asked]:
+        del settings, bus, clock, circuits
+        yield model
+
+    chassis = Chassis(EXECUTOR, clock, bus, runs, asyncio.Event())
+    serving = asyncio.create_task(serve(chassis, outside=Outside(open_talker=talker)))
+    try:
+        yield
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+async def created(bus: TwinBus, clock: SimClock, *more: e.LogEvent) -> Runs:
+    """The run `RUN`, to be executed or with more that has happened to it."""
+    runs = Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), clock)
+    first = e.RunCreated(
+        tenant="local",
+        task_id="task_1",
+        task=TaskSpec(goal="test"),
+        limits=Limits(),
+        workspace=RUN,
+        body_hash="0",
+    )
+    await runs.create("local", RUN, [first, e.RunStartRequested(by="test"), *more])
+    return runs
+
+
+async def ticketed(bus: TwinBus) -> None:
+    """Offer the run to executors."""
+    ticket = msgspec.json.encode(Ticket(tenant="local", run_id=RUN, sequence=0))
+    await bus.queue.publish(bus.subjects.work("normal"), ticket)
+
+
 def test_a_run_is_carried_also_when_its_claim_arrives_after_its_owner_has_stopped_waiting_for_it() -> None:
     async def story(bus: TwinBus, clock: SimClock, weather: Weather) -> None:
-        model = Asked()
-
-        @asynccontextmanager
-        async def talker(
-            settings: ExecutorSettings, bus: Bus, clock: Clock, circuits: Circuits
-        ) -> AsyncGenerator[Asked]:
-            del settings, bus, clock, circuits
-            yield model
-
-        runs = Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), clock)
-        created = e.RunCreated(
-            tenant="local",
-            task_id="task_1",
-            task=TaskSpec(goal="test"),
-            limits=Limits(),
-            workspace=RUN,
-            body_hash="0",
-        )
-        await runs.create("local", RUN, [created, e.RunStartRequested(by="test")])
-        stop = asyncio.Event()
-        executor = asyncio.create_task(
-            serve(Chassis(EXECUTOR, clock, bus, runs, stop), outside=Outside(open_talker=talker))
-        )
-        await clock.sleep(1.0)
-        weather.once["append"] = Fate(there_s=ARRIVES_S, back_s=None)
-        # The bus stays bad for so long that the process is not sure to be alive when it looks at the log again.
-        weather.down.add("leases.update")
-        ticket = msgspec.json.encode(Ticket(tenant="local", run_id=RUN, sequence=0))
-        await bus.queue.publish(bus.subjects.work("normal"), ticket)
-        await clock.sleep(ARRIVES_S - 2.0)
-        # A ticket is a hint: this one is lost, and nothing but the process itself knows of the claim.
-        weather.server.stream(bus.subjects.work("normal")).lose_all()
-        await clock.sleep(5.0)
-        weather.down.clear()
-        async with asyncio.timeout(120.0):
-            await model.asked.wait()
-        executor.cancel()
-        await asyncio.wait([executor])
+        runs, model = await created(bus, clock), Asked()
+        async with executor(bus, clock, runs, model):
+            await clock.sleep(1.0)
+            weather.once["append"] = Fate(there_s=ARRIVES_S, back_s=None)
+            # The bus stays bad for so long that the process is not sure to be alive when it looks at the log again.
+            weather.down.add("leases.update")
+            await ticketed(bus)
+            await clock.sleep(ARRIVES_S - 2.0)
+            # A ticket is a hint: this one is lost, and nothing but the process itself knows of the claim.
+            weather.server.stream(bus.subjects.work("normal")).lose_all()
+            await clock.sleep(5.0)
+            weather.down.clear()
+            async with asyncio.timeout(120.0):
+                await model.asked.wait()
 
     told(story, at_most_s=300.0)
