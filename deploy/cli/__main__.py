@@ -11,21 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from deploy.cli import run_arguments
+from deploy.cli.run_arguments import positive
+
 SERVICES = ("gateway", "scheduler", "executor", "toolhost", "verifier")
-STATUSES = (
-    "PENDING",
-    "QUEUED",
-    "RUNNING",
-    "VERIFYING",
-    "WAITING_FOR_INPUT",
-    "WAITING_FOR_CHILD",
-    "RECONCILIATION_REQUIRED",
-    "PAUSED",
-    "RETRYING",
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -61,7 +50,9 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run one service against NATS_URL")
     serve.add_argument("service", choices=SERVICES, metavar="SERVICE", help=", ".join(SERVICES))
     _run(commands.add_parser("run", help="submit a goal and watch it", description=_RUN, epilog=_RUN_CODES))
-    _runs(commands.add_parser("runs", help="list, show, follow, answer, pause, cancel and delete runs"))
+    run_arguments.add_actions(
+        commands.add_parser("runs", help="list, show, follow, answer, pause, cancel and delete runs")
+    )
     _dead(commands.add_parser("dead", help="messages that nobody could handle, for operators"))
     _doctor(commands.add_parser("doctor", help="examine the bus of this deployment", description=_DOCTOR))
     _check_model(
@@ -87,25 +78,10 @@ _CHECK_MODEL = (
     "Connection, Text completion, Streaming, Function calling, Tool round trip. A few short requests. Exits 1 on a failure."
 )
 _UNREAD = 141
-# Commands on a run that take nothing else.
-_PLAIN_COMMANDS = {
-    "cancel": "cancel a run",
-    "pause": "pause a run once none of its calls is running",
-    "resume": "go on with a paused run",
-    "delete": "delete an ended run with all that it left",
-}
 _RUN_CODES = (
     "exit codes: 0 completed, 1 failed, 2 usage, 3 a person is needed, 130 cancelled, 141 nobody reads the output. "
     "Ctrl-C cancels the run; when the command ends in another way (SIGTERM, a closed pipe), the run goes on, and "
     "`perdure runs tail RUN` follows it."
-)
-_EXPORT = (
-    "--wire needs executors that ran with PERDURE_RECORD_WIRE=true. Credentials are masked, the run's own content is "
-    "there: read a recording before you pass it on. `python -m deploy.dev.model_server --replay FILE` answers like it."
-)
-_TAIL_CODES = (
-    "exit codes: those of `perdure run` (0 completed, 1 failed, 2 usage, 3 a person is needed, 130 cancelled, 141 "
-    "nobody reads the output), 0 when the run is paused. Ending this command never ends the run."
 )
 
 
@@ -173,60 +149,13 @@ def _run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="events and the run as JSON lines")
 
 
-def _runs(runs: argparse.ArgumentParser) -> None:
-    actions = runs.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="runs, newest first")
-    listing.add_argument("--status", choices=STATUSES, metavar="STATUS", help=", ".join(STATUSES))
-    listing.add_argument("--limit", type=_positive, default=20, metavar="N", help="at most this many (20)")
-    listing.add_argument("--cursor", help="continue where an earlier list ended")
-    show = actions.add_parser("show", help="one run as it stands")
-    events = actions.add_parser("events", help="the recorded events of a run")
-    events.add_argument(
-        "--after", type=int, default=0, metavar="SEQUENCE", help="only what follows this sequence"
-    )
-    questions = actions.add_parser("questions", help="what a run has asked, and the answers")
-    tail = actions.add_parser(
-        "tail", help="follow a run until it ends or waits for a person", epilog=_TAIL_CODES
-    )
-    tail.add_argument(
-        "--after", type=int, metavar="SEQUENCE", help="start behind this sequence (from the beginning)"
-    )
-    export = actions.add_parser(
-        "export", help="a run as JSON lines: its events, or its traffic with the model", epilog=_EXPORT
-    )
-    export.add_argument("--wire", action="store_true", help="what went over the wire instead of the events")
-    export.add_argument("-o", "--output", metavar="FILE", help="into this file instead of standard output")
-    others = [actions.add_parser(name, help=told) for name, told in _PLAIN_COMMANDS.items()]
-    reply = actions.add_parser("reply", help="answer the question that a run waits on")
-    approve = actions.add_parser("approve", help="approve or reject the call that a run waits to make")
-    reconcile = actions.add_parser("reconcile", help="say what became of a call whose outcome nobody knows")
-    message = actions.add_parser("message", help="steer a run: the text reaches the model with its next turn")
-    of_one_run = (show, events, questions, tail, export, *others, reply, approve, reconcile, message)
-    for command in of_one_run:
-        command.add_argument("run_id", metavar="RUN", help="the run's id, as `perdure runs list` shows it")
-    reply.add_argument("answer", metavar="ANSWER")
-    reply.add_argument("--question", metavar="ID", help="refuse unless this is the question it waits on")
-    for command in (approve, reconcile):
-        command.add_argument("call_id", metavar="CALL", help="the call, as `perdure runs show` names it")
-    approve.add_argument("--reject", action="store_true", help="reject it; the model is told")
-    approve.add_argument(
-        "--reason", default="", metavar="TEXT", help="why; reaches the model when it is rejected"
-    )
-    reconcile.add_argument("decision", choices=("accept", "retry", "fail"), metavar="accept|retry|fail")
-    reconcile.add_argument("--observation", metavar="TEXT", help="what is there now; accept needs it")
-    message.add_argument("text", metavar="TEXT")
-    for command in (listing, *of_one_run):
-        command.set_defaults(module="runs")
-        command.add_argument("--json", action="store_true", help="as JSON")
-
-
 def _dead(dead: argparse.ArgumentParser) -> None:
     actions = dead.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="dead letters, newest first")
     listing.add_argument(
         "--kind", metavar="KIND", help="only one kind: run, work, tasks, tools, rejected, ..."
     )
-    listing.add_argument("--limit", type=_positive, default=20, metavar="N", help="at most this many (20)")
+    listing.add_argument("--limit", type=positive, default=20, metavar="N", help="at most this many (20)")
     listing.add_argument("--cursor", help="continue where an earlier list ended")
     replay = actions.add_parser("replay", help="send the message again to where it came from")
     replay.add_argument("letter_id", metavar="ID")
@@ -257,13 +186,6 @@ def _seconds(text: str) -> float:
     number = float(text)
     if not 0 < number <= 3600:
         raise argparse.ArgumentTypeError("must be above 0 and at most 3600")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
     return number
 
 

@@ -14,8 +14,9 @@ from deploy.cli.outcome import Exit, failed, of_status, refused
 from deploy.cli.terminal import Screen, Tone, one_line, printable
 from libs.client import PerdureClient
 from libs.contracts.errors import ConfigurationError, PerdureError
+from libs.contracts.forks import Fork, Retry
 from libs.contracts.http import Approval, Reconciliation, read_body
-from libs.contracts.views import CommandAccepted, QuestionList, RunView
+from libs.contracts.views import CommandAccepted, QuestionList, RunMade, RunView
 
 _TONES: dict[str, Tone] = {
     "COMPLETED": "good",
@@ -62,6 +63,9 @@ async def carry_out(client: PerdureClient, args: argparse.Namespace) -> Exit:
                 await client.delete(args.run_id)
                 if not args.json:
                     screen.line(f"{args.run_id} was deleted")
+            case "fork" | "retry":
+                made = await _made(client, args)
+                screen.line(made.model_dump_json() if args.json else _told(made))
             case _:
                 accepted = await _command(client, args)
                 screen.line(
@@ -97,6 +101,22 @@ async def _command(client: PerdureClient, args: argparse.Namespace) -> CommandAc
             return await client.reconcile(run_id, read_body(Reconciliation, given))
         case other:
             raise AssertionError(f"the parser lets no action {other} through")
+
+
+async def _made(client: PerdureClient, args: argparse.Namespace) -> RunMade:
+    """The actions that make a run of a run."""
+    if args.action == "fork":
+        given = {"after_sequence": args.after, "goal": args.goal}
+        return await client.fork(args.run_id, read_body(Fork, given))
+    return await client.retry(args.run_id, read_body(Retry, {"from": args.origin}))
+
+
+def _told(made: RunMade) -> str:
+    if not made.after_sequence:
+        return f"{made.run_id} {made.status}, from the start"
+    kept = made.workspace_sequence
+    files = "its workspace begins empty" if kept is None else f"its workspace is as it was after event {kept}"
+    return f"{made.run_id} {made.status}, from event {made.after_sequence}; {files}"
 
 
 async def _list(client: PerdureClient, screen: Screen, args: argparse.Namespace) -> None:

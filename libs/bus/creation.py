@@ -24,6 +24,8 @@ class CreateRequest(NamedTuple):
     by: str
     source: str
     cause: tuple[str, ...] | None = None
+    # The task that the run is of; `None`: one of its own.
+    task_id: str | None = None
 
 
 class Created(NamedTuple):
@@ -60,7 +62,7 @@ class Creation:
         run_id = self._run_id(request)
         created = RunCreated(
             tenant=request.tenant,
-            task_id=task_id_of(run_id),
+            task_id=request.task_id or task_id_of(run_id),
             task=request.task,
             limits=limits,
             workspace=request.task.workspace or run_id,

@@ -14,6 +14,7 @@ from libs.contracts.envelope import Event, Record, decode_events
 from libs.contracts.errors import AppendConflict, BusUnavailable, NotFound
 from libs.contracts.events import LogEvent, RunDeleted
 from libs.contracts.project_events import ProjectEvent
+from libs.contracts.run import COPYING
 
 # A command that loses the fence this often meets a log that is written faster than it can be read.
 COMMAND_TRIES_MAX = 20
@@ -42,6 +43,8 @@ class Folds(Generic[S, E]):
         Once its log is purged nothing is left to fold: then it is unknown too, although it cannot be created again.
         """
         start, behind = await self._checkpoints.resume(LogKey(tenant, log_id))
+        if behind and behind[-1].header.state == COPYING:
+            return None  # A copy that is not complete is no run yet.
         if start is None:
             return None if _is_purged(behind) else self._fold_all(None, behind)
         folded = FoldedLog(start.state, start.last, start.message_id)

@@ -120,7 +120,7 @@ class ServerLog:
             stream_sequence=0,
             previous=draft.expected,
             message_id=new_message_id(self._js.clock),
-            record_class=envelope.record_class([event.body for event in draft.events]),
+            record_class=draft.record_class,
             epoch=draft.epoch,
             boot=self.writer.boot,
             first=draft.events[0].sequence,

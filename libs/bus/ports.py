@@ -9,9 +9,10 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from libs.contracts.envelope import Event, Record
+from libs.contracts.envelope import Event, Record, record_class
+from libs.contracts.run import COPYING
 from libs.contracts.streams import ConsumerSpec
-from libs.contracts.subjects import Subjects
+from libs.contracts.subjects import RecordClass, Subjects
 
 
 class LogKey(NamedTuple):
@@ -29,6 +30,11 @@ class Draft(NamedTuple):
     events: Sequence[Event]
     epoch: int
     state: str
+
+    @property
+    def record_class(self) -> RecordClass:
+        """Copied history wakes nobody and is in no list: its marker is what makes it a run."""
+        return "work" if self.state == COPYING else record_class([event.body for event in self.events])
 
 
 class Wakeup(NamedTuple):

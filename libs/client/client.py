@@ -18,6 +18,7 @@ from libs.client.sse import EventParser
 from libs.contracts.artifacts import ArtifactList, DiffView
 from libs.contracts.errors import ConfigurationError, InternalError, PerdureError, Unavailable
 from libs.contracts.exchange import WireView
+from libs.contracts.forks import Fork, Retry
 from libs.contracts.healthviews import HealthView
 from libs.contracts.http import (
     Approval,
@@ -38,6 +39,7 @@ from libs.contracts.views import (
     EventView,
     QuestionList,
     RunList,
+    RunMade,
     RunView,
     TaskCreated,
     TaskView,
@@ -121,6 +123,17 @@ class PerdureClient:
 
     async def resume(self, run_id: str) -> CommandAccepted:
         return await self._post(f"/api/runs/{_part(run_id)}/resume", CommandAccepted)
+
+    async def fork(self, run_id: str, fork: Fork, *, idempotency_key: str | None = None) -> RunMade:
+        """A new run that goes on from an event of this one."""
+        return await self._post(f"/api/runs/{_part(run_id)}/fork", RunMade, fork, idempotency_key)
+
+    async def retry(
+        self, run_id: str, retry: Retry | None = None, *, idempotency_key: str | None = None
+    ) -> RunMade:
+        """A new run of the task of one that has ended."""
+        path = f"/api/runs/{_part(run_id)}/retry"
+        return await self._post(path, RunMade, retry or Retry(), idempotency_key)
 
     async def delete(self, run_id: str) -> None:
         """Delete an ended run with all that it left."""
@@ -290,7 +303,7 @@ class PerdureClient:
         headers = {"Content-Type": "application/json"}
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
-        content = body.model_dump_json(exclude_unset=True) if body is not None else "{}"
+        content = body.model_dump_json(exclude_unset=True, by_alias=True) if body is not None else "{}"
         return view.model_validate_json(await self._send("POST", path, headers=headers, content=content))
 
     async def _send(

@@ -12,7 +12,7 @@ from libs.contracts.checks import Check, CheckResult, Verdict, Verification
 from libs.contracts.eventbody import EventBody
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
-from libs.contracts.values import ModelToolCall, RunError, Usage, WireRecording
+from libs.contracts.values import Listed, ModelToolCall, RunError, Usage, WireRecording
 from libs.contracts.workspaces import WorkspaceAttached, WorkspaceSnapshotted
 
 # --- The run's own life -----------------------------------------------------------------------------------------
@@ -79,19 +79,32 @@ class RunResumeRequested(EventBody, frozen=True, kw_only=True):
 
 
 class RunForked(EventBody, frozen=True, kw_only=True):
+    """The run goes on from a copy of `origin`'s events up to `sequence`, with a `workspace` of its own that was brought
+    back as it was after its event `workspace_sequence` (`None`: nothing was kept by then). `body_hash` is that of the
+    request. `source_run_id` is retired: the contract calls it `from`."""
+
     type = "run.forked"
     life = True
-    source_run_id: str
     sequence: int
+    origin: str = msgspec.field(default="", name="from")
+    source_run_id: str = ""
     goal: str | None = None
     workspace_sequence: int | None = None
+    workspace: str | None = None
+    body_hash: str | None = None
+    by: str = ""
+    listed: Listed | None = None
 
 
 class RunImported(EventBody, frozen=True, kw_only=True):
+    """The run came from another deployment, where it had `sequence` events. `source_run_id` is retired, as above."""
+
     type = "run.imported"
     life = True
-    source_run_id: str
     sequence: int
+    origin: str = msgspec.field(default="", name="from")
+    source_run_id: str = ""
+    listed: Listed | None = None
 
 
 class RunDeleted(EventBody, frozen=True, kw_only=True):

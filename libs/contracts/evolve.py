@@ -27,7 +27,7 @@ from libs.contracts.run import (
     RunStatus,
 )
 from libs.contracts.transcript import UserItem
-from libs.contracts.values import RunError
+from libs.contracts.values import RunError, Usage
 
 _replace = msgspec.structs.replace
 
@@ -161,13 +161,73 @@ def _resume_requested(state: RunState, _: Event) -> RunState:
 
 
 def _forked(state: RunState, event: Event) -> RunState:
-    return _replace(_disowned(state, event.at), status=RunStatus.QUEUED, model_pending=False)
+    """The conversation goes on; what was spent, asked, wanted or judged in the other run is no part of this one."""
+    body = cast(e.RunForked, event.body)
+    inbox = state.inbox
+    if body.goal is not None:
+        note = f"SYSTEM NOTE: this run goes on from an earlier one with another goal, which counts now: {body.goal}"
+        inbox = (*inbox, UserItem(text=note, origin="runtime"))
+    attachment = state.attachment
+    if attachment is not None:
+        # Only what the run began from is still true: the workspace is another one, and nobody holds it yet.
+        attachment = _replace(attachment, workspace_id="", host="", replica="", snapshot=None)
+    at_work = {call.call_id for call in state.calls if call.call_id not in state.child_results}
+    return _replace(
+        _unasked(_disowned(state, event.at)),
+        status=RunStatus.QUEUED,
+        task=_replace(state.task, goal=body.goal) if body.goal is not None else state.task,
+        workspace=body.workspace or state.workspace,
+        body_hash=body.body_hash if body.body_hash is not None else state.body_hash,
+        source="fork",
+        parent=None,
+        created_at=event.at,
+        started_at=None,
+        finished_at=None,
+        attempt=0,
+        owned_ms=0,
+        claims_without_progress=0,
+        silences=0,
+        retry_at=None,
+        cancel_requested_by=None,
+        pause_requested=False,
+        inbox=inbox,
+        told=frozenset(),
+        client_requests=(),
+        copied_iterations=state.iteration,
+        model_failures=0,
+        usage=Usage(),
+        recorded_bytes=0,
+        reconciled=None,
+        children={call: child for call, child in state.children.items() if call in at_work},
+        attachment=attachment,
+        save_failures=0,
+        saved_at=None,
+        verification_pending=None,
+        verification=None,
+        verification_rounds=0,
+        answer=None,
+        error=None,
+    )
 
 
 def _imported(state: RunState, event: Event) -> RunState:
     if state.terminal:
         return state
-    return _replace(_disowned(state, event.at), status=RunStatus.PAUSED)
+    return _replace(
+        _unasked(_disowned(state, event.at)), status=RunStatus.PAUSED, waiting_since=event.sequence
+    )
+
+
+def _unasked(state: RunState) -> RunState:
+    """A copy without what its owner had under way: the model and people are asked again, by whoever owns the copy."""
+    return _replace(
+        state,
+        waiting_since=None,
+        model_pending=False,
+        model_failure=None,
+        questions=tuple(question for question in state.questions if question.answered_at is not None),
+        reconciliation=None,
+    )
 
 
 def _deleted(state: RunState, _: Event) -> RunState:

@@ -293,9 +293,14 @@ R = TypeVar("R", bound=Request)
 def parse_body(model: type[R], body: bytes) -> R:
     """Validate a JSON body. Raises `ValidationFailed` with one entry a field; the input itself is never repeated."""
     try:
-        return model.model_validate_json(body or b"null" if model is not Nothing else body or b"{}")
+        return model.model_validate_json(body or (b"{}" if is_optional(model) else b"null"))
     except ValidationError as error:
         raise _failed(error) from error
+
+
+def is_optional(model: type[Request]) -> bool:
+    """Whether no body at all is as good as `{}`."""
+    return not any(field.is_required() for field in model.model_fields.values())
 
 
 def read_body(model: type[R], given: Mapping[str, object]) -> R:

@@ -18,7 +18,7 @@ from libs.contracts.transcript import AssistantItem, Item, UserItem
 from libs.contracts.values import ProjectInstructions, RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-FOLD_VERSION = 4
+FOLD_VERSION = 5
 # Owners that a run may lose without any progress before it is carried alone.
 FRUITLESS_CLAIMS_MAX = 2
 
@@ -67,7 +67,8 @@ LEGAL: dict[type[EventBody], frozenset[RunStatus]] = {
     e.ContextCompacted: OWNED,
     e.ToolRequested: OWNED,
     e.ToolCompleted: OWNED,
-    e.ToolUncertain: OWNED | {S.PAUSED},
+    # Behind the marker of a copy, which owns nothing: a fork is QUEUED, an import PAUSED.
+    e.ToolUncertain: OWNED | {S.PAUSED, S.QUEUED},
     e.WorkspaceAttached: OWNED,
     e.WorkspaceSnapshotted: OWNED,
     e.InputRequested: frozenset({S.WAITING_FOR_INPUT}),
@@ -85,6 +86,8 @@ LEGAL: dict[type[EventBody], frozenset[RunStatus]] = {
 # The state in the headers of a throw-away log on which `perdure doctor` experiments. No run is ever in it, so whoever
 # looks for work or keeps lists passes it over.
 EXPERIMENT = "EXPERIMENT"
+# The state in the headers of a copied history until its marker (`run.forked`, `run.imported`) makes a run of it.
+COPYING = "COPYING"
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,6 +257,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     # The conversation and what is open in it.
     iteration: int = 0
+    # Iterations that another run made: they are history here, no part of the budget.
+    copied_iterations: int = 0
     model_pending: bool = False
     model_failures: int = 0
     model_failure: ModelFailure | None = None

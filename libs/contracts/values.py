@@ -81,6 +81,24 @@ class ProjectInstructions(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """What lists show of a run whose history came as a copy: they read `life` records only, and a copy has one."""
+
+    task_id: str
+    goal: str
+    workspace: str
+    priority: str
+    metadata: dict[str, str]
+    created_at: str
+    attempt: int = 0
+    started_at: str | None = None
+    finished_at: str | None = None
+    answer: str | None = None
+    verdict: str | None = None
+    error: RunError | None = None
+    usage: Usage = Usage()
+
+
 class WireRecording(msgspec.Struct, frozen=True, kw_only=True):
     """Where the recording of a model call is: the digest of its blob, and how large it is."""
 

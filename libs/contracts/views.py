@@ -41,6 +41,18 @@ class TaskCreated(View):
     status: RunStatus
 
 
+class RunMade(View):
+    """A run made of another one. `workspace_sequence`: its workspace is as it was after that event (null: it was not kept
+    by then, or the run begins anew); changes of files up to `after_sequence` are made again from the log."""
+
+    task_id: str
+    run_id: str
+    status: RunStatus
+    from_run_id: str
+    after_sequence: int
+    workspace_sequence: int | None
+
+
 class CommandAccepted(View):
     """The answer to a command: the run's status once the command was in its log."""
 

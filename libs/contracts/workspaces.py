@@ -71,6 +71,10 @@ class WorkspaceSnapshotted(EventBody, frozen=True, kw_only=True):
     problem: str | None = None
 
 
+# In place of a folder (`held`): the newest state lies in none, it is brought back from what `saved` says, or is empty.
+NOWHERE = "nowhere"
+
+
 def objects_of(workspace_id: str, chain: Sequence[str]) -> list[str]:
     """The names of the objects in `<p>-workspaces` that a chain of snapshots needs, in order."""
     befores = [None, *chain[:-1]]

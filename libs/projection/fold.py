@@ -12,7 +12,7 @@ from libs.contracts import events as e
 from libs.contracts.envelope import Event, Record, WireEvent, decode_event, raw_events
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.ids import is_id
-from libs.contracts.values import Usage
+from libs.contracts.values import Listed, Usage
 
 # What a list shows of a goal; the search looks at all of it.
 TITLE_CHARS_MAX = 500
@@ -96,6 +96,11 @@ def changes(record: Record) -> list[Change]:
                 found.append(_made(event, body, header.state, header.last))
             case e.RunDeleted():
                 return [RunRemoved(record.log_id)]
+            case e.RunForked(listed=Listed() as listed) | e.RunImported(listed=Listed() as listed) if (
+                event is not None
+            ):
+                found += [_copied(event, record.tenant, listed), _counted(event.run_id, listed.usage)]
+                moved = _as_listed(RunMoved(record.log_id, header.state, header.last, at), listed)
             case _:
                 moved = moved or RunMoved(record.log_id, header.state, header.last, at)
                 if event is not None:
@@ -134,6 +139,37 @@ def _made(event: Event, body: e.RunCreated, status: str, last_sequence: int) -> 
         workspace=body.workspace,
         priority=body.task.priority,
         metadata=msgspec.json.encode(body.task.metadata).decode(),
+    )
+
+
+def _copied(event: Event, tenant: str, listed: Listed) -> RunMade:
+    """The row of a run whose history came as a copy, as it was before the marker."""
+    return RunMade(
+        run_id=event.run_id,
+        tenant=tenant,
+        task_id=listed.task_id,
+        parent_run_id=None,
+        title=listed.goal[:TITLE_CHARS_MAX],
+        searched=listed.goal.casefold(),
+        status="",
+        created_at=listed.created_at,
+        last_sequence=event.sequence - 1,
+        last_event_at=event.at,
+        workspace=listed.workspace,
+        priority=listed.priority,
+        metadata=msgspec.json.encode(listed.metadata).decode(),
+    )
+
+
+def _as_listed(moved: RunMoved, listed: Listed) -> RunMoved:
+    return moved._replace(
+        attempt=listed.attempt,
+        started_at=listed.started_at,
+        finished_at=listed.finished_at,
+        answer=listed.answer,
+        verdict=listed.verdict,
+        error_code=listed.error.error_code if listed.error is not None else None,
+        error_message=listed.error.message if listed.error is not None else None,
     )
 
 

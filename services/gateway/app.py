@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from starlette.types import ASGIApp
 
 from libs.bus.checkpoints import Checkpoints
+from libs.bus.copies import Copies
 from libs.bus.creation import Creation
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
@@ -28,6 +29,7 @@ from libs.projection.sqlite import open_index
 from services.gateway.artifacts import ArtifactsApi
 from services.gateway.auth import Keyring
 from services.gateway.commands import CommandsApi
+from services.gateway.copies import CopiesApi
 from services.gateway.deadletters import DeadLettersApi
 from services.gateway.health import HealthApi, Identity
 from services.gateway.places import Places
@@ -35,7 +37,7 @@ from services.gateway.policies import PoliciesApi
 from services.gateway.quotas import Quotas
 from services.gateway.requests import Requests
 from services.gateway.roster import Roster
-from services.gateway.routes import application
+from services.gateway.routes import Handler, application
 from services.gateway.runs import RunsApi
 from services.gateway.server import listen, serve_until
 from services.gateway.settings import GatewaySettings
@@ -61,44 +63,39 @@ class Gateway:
 
     def app(self, rows: Projection, watches: Watches) -> ASGIApp:
         """The HTTP application over this gateway's parts."""
-        settings, runs = self._settings, self._runs
+        settings = self._settings
         roster = Roster(self._liveness, self._bus.bucket("catalog"), self._clock)
-        creation = Creation(runs, self._clock, shards=SHARDS, limits=settings.limits)
         keyring = Keyring(settings.keys, settings.operator_key)
         letters = DeadLettersApi(self._bus.dead_letters)
-        quotas = Quotas(self._spending, self._clock)
-        tasks = TasksApi(creation=creation, runs=runs, rows=rows, roster=roster, quotas=quotas, shards=SHARDS)
-        reading = RunsApi(
-            runs=runs,
-            log=self._bus.log,
-            blobs=self._bus.store("blobs"),
-            rows=rows,
-            watches=watches,
-            shards=SHARDS,
-        )
-        commands = CommandsApi(
-            runs=runs, rows=rows, liveness=self._liveness, roster=roster, quotas=quotas, shards=SHARDS
-        )
-        artifacts = ArtifactsApi(runs, Places(self._bus, roster), shards=SHARDS)
         identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
         health = HealthApi(
             bus=self._bus, liveness=self._liveness, roster=roster, identity=identity, policy=settings.policy
         )
         policies = PoliciesApi(settings.policy, roster, secure=keyring.secure)
         handlers = {
-            "create_task": tasks.create,
-            "show_task": tasks.show,
+            **self._reading(rows, watches, roster),
+            **self._changing(rows, roster),
+            "explain_policy": policies.explain,
+            "list_dead_letters": letters.find,
+            "replay_dead_letter": letters.replay,
+        }
+        opened = {"health": health.health, "ready": health.ready}
+        return application(handlers, opened, keyring, self._clock, self._requests)
+
+    def _reading(self, rows: Projection, watches: Watches, roster: Roster) -> dict[str, Handler]:
+        """What shows runs, by the names of the operations."""
+        reading = RunsApi(
+            runs=self._runs,
+            log=self._bus.log,
+            blobs=self._bus.store("blobs"),
+            rows=rows,
+            watches=watches,
+            shards=SHARDS,
+        )
+        artifacts = ArtifactsApi(self._runs, Places(self._bus, roster), shards=SHARDS)
+        return {
             "list_runs": reading.find,
             "show_run": reading.show,
-            "start_run": commands.start,
-            "cancel_run": commands.cancel,
-            "reply_to_run": commands.reply,
-            "approve_call": commands.approve,
-            "reconcile_call": commands.reconcile,
-            "message_run": commands.message,
-            "pause_run": commands.pause,
-            "resume_run": commands.resume,
-            "delete_run": commands.delete,
             "list_questions": reading.questions,
             "list_events": reading.events,
             "show_event": reading.event,
@@ -108,10 +105,40 @@ class Gateway:
             "show_diff": artifacts.diff,
             "stream_run": StreamApi(watches, shards=SHARDS).stream,
         }
-        handlers |= {"explain_policy": policies.explain}
-        handlers |= {"list_dead_letters": letters.find, "replay_dead_letter": letters.replay}
-        opened = {"health": health.health, "ready": health.ready}
-        return application(handlers, opened, keyring, self._clock, self._requests)
+
+    def _changing(self, rows: Projection, roster: Roster) -> dict[str, Handler]:
+        """What makes and changes runs."""
+        runs, quotas = self._runs, Quotas(self._spending, self._clock)
+        creation = Creation(runs, self._clock, shards=SHARDS, limits=self._settings.limits)
+        tasks = TasksApi(creation=creation, runs=runs, rows=rows, roster=roster, quotas=quotas, shards=SHARDS)
+        commands = CommandsApi(
+            runs=runs, rows=rows, liveness=self._liveness, roster=roster, quotas=quotas, shards=SHARDS
+        )
+        copies = CopiesApi(
+            copies=Copies(self._bus, runs, self._clock),
+            creation=creation,
+            runs=runs,
+            rows=rows,
+            roster=roster,
+            quotas=quotas,
+            clock=self._clock,
+            shards=SHARDS,
+        )
+        return {
+            "create_task": tasks.create,
+            "show_task": tasks.show,
+            "start_run": commands.start,
+            "cancel_run": commands.cancel,
+            "reply_to_run": commands.reply,
+            "approve_call": commands.approve,
+            "reconcile_call": commands.reconcile,
+            "message_run": commands.message,
+            "pause_run": commands.pause,
+            "resume_run": commands.resume,
+            "fork_run": copies.fork,
+            "retry_run": copies.retry,
+            "delete_run": commands.delete,
+        }
 
     @asynccontextmanager
     async def parts(self) -> AsyncGenerator[tuple[Projection, Watches]]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from libs.chassis.run import VERSION
+from libs.contracts.http import is_optional
 from libs.contracts.views import ErrorView
 from services.gateway.operation import Operation, Parameter
 from services.gateway.operations import OPERATIONS
@@ -56,8 +57,10 @@ def _described(operation: Operation) -> dict[str, object]:
     if operation.parameters:
         described["parameters"] = [_parameter(parameter) for parameter in operation.parameters]
     if operation.takes is not None:
-        required = any(field.is_required() for field in operation.takes.model_fields.values())
-        described["requestBody"] = {"required": required, "content": _json(operation.takes)}
+        described["requestBody"] = {
+            "required": not is_optional(operation.takes),
+            "content": _json(operation.takes),
+        }
     # Without keys the API is open; with them everything but health needs one.
     described["security"] = [{}] if operation.audience == "everybody" else [{}, {"bearer": []}]
     return described

@@ -3,7 +3,7 @@
 Invariant: routes, `Allow` headers and OpenAPI are all made from this table, so they cannot disagree.
 """
 
-from libs.contracts import artifacts, healthviews, http, policyviews, views
+from libs.contracts import artifacts, forks, healthviews, http, policyviews, views
 from libs.contracts.exchange import WireView
 from libs.projection.rows import LIMIT_DEFAULT, LIMIT_MAX
 from services.gateway.artifacts import ARTIFACTS_LIMIT_DEFAULT, ARTIFACTS_LIMIT_MAX
@@ -156,6 +156,28 @@ OPERATIONS: tuple[Operation, ...] = (
         takes=http.Nothing,
         parameters=(RUN,),
         failures=(404, 409, 413, 415, 422, 503),
+    ),
+    Operation(
+        "fork_run",
+        "POST",
+        "/api/runs/{run_id}/fork",
+        "A new run that shares the log up to an event and goes on from there in a workspace of its own.",
+        views.RunMade,
+        success=(201, 200),
+        takes=forks.Fork,
+        parameters=(RUN, KEY),
+        failures=(404, 409, 410, 413, 415, 422, 429, 503),
+    ),
+    Operation(
+        "retry_run",
+        "POST",
+        "/api/runs/{run_id}/retry",
+        "A new run of the task of a run that has ended, from the start or from its last checkpoint.",
+        views.RunMade,
+        success=(201, 200),
+        takes=forks.Retry,
+        parameters=(RUN, KEY),
+        failures=(404, 409, 410, 413, 415, 422, 429, 503),
     ),
     Operation(
         "delete_run",

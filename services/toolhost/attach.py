@@ -238,7 +238,8 @@ class Workspaces:
             await asyncio.to_thread(self._mend, place, guard, undo)
             moved = named.held not in ("", self._root_id)
             if moved and named.saved is not None:
-                await self._snapshots.bring_back(repository, call.workspace_id, named.saved.chain)
+                saved = named.saved
+                await self._snapshots.bring_back(repository, call.workspace_id, saved.chain, saved.snapshot)
                 self._logger.warning("workspace.brought_back", workspace=place.key, held=named.held)
             unless_taken.pop_all()
         attached = Attached(

@@ -72,6 +72,24 @@ async def started(served: Served, *words: str) -> Ended:
     return Ended(process.returncode, output.decode(), errors.decode())
 
 
+async def test_a_run_is_forked_and_tried_again_from_the_command_line(
+    perdure: Command, client: httpx.AsyncClient, bus: Bus
+) -> None:
+    owner = await Owner.of(bus, await created(client))
+    await owner.turn(1)
+    await owner.complete()
+    forked = await perdure("runs", "fork", owner.run_id, "--after", "4", "--goal", "Paint it.", "--json")
+    view = json.loads(forked.output)
+    assert (view["status"], view["after_sequence"]) == ("QUEUED", 4)
+    told = await perdure("runs", "retry", owner.run_id)
+    assert told.output.strip().endswith("QUEUED, from the start")
+    again = await perdure("runs", "retry", owner.run_id, "--from", "last_checkpoint")
+    assert "from event 4; its workspace begins empty" in again.output
+    refused = await perdure("runs", "fork", owner.run_id, "--after", "99")
+    assert refused.code != 0
+    assert "after_sequence" in refused.errors
+
+
 async def ask_approval(owner: Owner, call_id: str) -> None:
     await owner.write(
         e.RunReleased(reason="suspended", waiting_for="input"),

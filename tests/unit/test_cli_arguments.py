@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli.__main__ import STATUSES, parser
+from deploy.cli.__main__ import parser
 from deploy.cli.acceptance import argv_of
 from deploy.cli.gateway import url_of
 from deploy.cli.outcome import Exit, of_status
 from deploy.cli.run import task_of
+from deploy.cli.run_arguments import STATUSES
 from deploy.cli.workspaces import is_directory, link, root_of, tenant_of, workspace_name
 from libs.contracts.errors import ConfigurationError, ValidationFailed
 from libs.contracts.run import RunStatus

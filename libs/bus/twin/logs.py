@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from libs.bus.ports import Draft, LogKey, Wakeup
 from libs.bus.twin.link import Link, Tap
 from libs.bus.twin.stores import BlobStore
-from libs.contracts import envelope
 from libs.contracts.clock import Clock
 from libs.contracts.envelope import Record, RecordHeader
 from libs.contracts.errors import AppendConflict
@@ -176,7 +175,7 @@ class TwinLog:
             stream_sequence=0,
             previous=draft.expected,
             message_id=new_message_id(self._clock),
-            record_class=envelope.record_class([event.body for event in draft.events]),
+            record_class=draft.record_class,
             epoch=draft.epoch,
             boot=self.boot,
             first=draft.events[0].sequence,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from libs.contracts import events as e
 from libs.contracts.run import CallState, Question, RunState
-from libs.contracts.tools import ToolSpec
+from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import ModelToolCall
 from libs.policy.approval import approval_hash
 from libs.policy.decision import decide as decide_policy
@@ -67,6 +67,18 @@ def may_run(state: RunState) -> list[CallState]:
             found.append(call)
         before.append(reach)
     return found
+
+
+def cut_off(state: RunState) -> list[CallState]:
+    """Calls that were open where a copy of the log was cut, and that nobody has to be asked about: made once more they
+    are as made once. No boot had them for this run."""
+    return [
+        call
+        for call in state.calls
+        if call.uncertain is not None
+        and not call.uncertain.boot
+        and call.semantics is not Semantics.NON_IDEMPOTENT
+    ]
 
 
 def completed(

@@ -187,6 +187,9 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     events = calls.intents(state, open_calls, env.specs, env.policy)
     if events:
         return Say(events)
+    harmless = calls.cut_off(state)
+    if harmless:
+        return Say([waits.again(call) for call in harmless])
     unsure = next((call for call in state.calls if call.uncertain is not None), None)
     if unsure is not None and state.reconciled is not None and state.reconciled.call_id == unsure.call_id:
         return _reconciled(state, env, unsure)

@@ -56,7 +56,7 @@ def spent(state: RunState) -> tuple[str, str] | None:
 
 def notice(state: RunState, now: datetime, next_tokens: int) -> e.MessageReceived | None:
     """What the model is to be told before its next turn, a request of `next_tokens`, about a limit that is near."""
-    if state.iteration == 0:
+    if _made(state) == 0:
         return None
     for gauge in (*_gauges(state, next_tokens), _time(state, now)):
         if gauge.name not in state.told and gauge.left <= max(
@@ -73,8 +73,9 @@ def notice(state: RunState, now: datetime, next_tokens: int) -> e.MessageReceive
 
 
 def _gauges(state: RunState, next_tokens: int) -> Iterator[_Gauge]:
-    limits, usage, turns = state.limits, state.usage, max(1, state.iteration)
-    yield _Gauge("max_iterations", "turns", limits.max_iterations, state.iteration, 1, "MAX_ITERATIONS")
+    limits, usage, made = state.limits, state.usage, _made(state)
+    turns = max(1, made)
+    yield _Gauge("max_iterations", "turns", limits.max_iterations, made, 1, "MAX_ITERATIONS")
     if limits.max_total_tokens is not None:
         per_turn = max(next_tokens, usage.input_tokens / turns) + usage.output_tokens / turns
         yield _Gauge("max_total_tokens", "tokens", limits.max_total_tokens, usage.total_tokens, per_turn)
@@ -86,7 +87,12 @@ def _gauges(state: RunState, next_tokens: int) -> Iterator[_Gauge]:
 def _time(state: RunState, now: datetime) -> _Gauge:
     limit = state.limits.timeout_s
     used = limit - (deadline(state) - now).total_seconds()
-    return _Gauge("timeout_s", "seconds", limit, used, used / max(1, state.iteration), "TIMEOUT")
+    return _Gauge("timeout_s", "seconds", limit, used, used / max(1, _made(state)), "TIMEOUT")
+
+
+def _made(state: RunState) -> int:
+    """The turns that this run made itself: a fork does not pay for its origin."""
+    return state.iteration - state.copied_iterations
 
 
 def _amount(gauge: _Gauge, value: float) -> str:

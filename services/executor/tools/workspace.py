@@ -108,7 +108,8 @@ class Workspaces:
         """The live host that the workspace's log names, after naming one if need be; `None`: look again later."""
         tail = await self._bus.log.tail(key)
         current = _attachment(tail)
-        if current is not None and not await self._replaceable(current.host):
+        # A workspace that was made for a fork has had no host.
+        if current is not None and current.host and not await self._replaceable(current.host):
             return current if self._hosts.alive(current.host) else None
         held = current.held if current is not None else ""
         host = self._hosts.workspace_host(key.log_id, held)
