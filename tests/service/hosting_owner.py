@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from deploy.dev.nats_server import NatsServer
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.journal import Journal
 from libs.bus.liveness import death_of
@@ -204,6 +207,42 @@ async def toolhost(
     settings = ToolhostSettings.load("toolhost", environment)
     async with served(bus, serve_toolhost, settings):
         yield (await host_of(bus, shared=False, known=known)).boot
+
+
+@asynccontextmanager
+async def toolhost_process(
+    node: NatsServer,
+    bus: Bus,
+    root: Path,
+    *,
+    tests: str = "",
+    sandbox: str = "none",
+    within: Sequence[str] = (),
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A tool host as a process of its own; `within` is the argv of what executes it."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "NATS_URL": node.address.url,
+        "NATS_USER": node.address.user,
+        "NATS_PASSWORD": node.address.password,
+        "NATS_MONITOR_URL": node.address.monitor_url,
+        "PERDURE_PREFIX": bus.subjects.prefix,
+        "PERDURE_DATA": str(root.with_name(f"{root.name}-data")),
+        "PERDURE_LEASE_TTL_S": "1",
+        "WORKSPACE_DIR": str(root),
+        "SANDBOX": sandbox,
+        "RUN_TESTS_COMMAND": tests,
+        "REPLICA_ID": "toolhost-9",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *within, sys.executable, "-m", "services.toolhost", env=environment, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 @asynccontextmanager

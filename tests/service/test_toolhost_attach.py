@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import signal
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -23,39 +19,9 @@ from services.toolhost.marks import marked
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import place_of, undo_folder
 from tests.fakes.waiting import eventually
-from tests.service.hosting_owner import Owner, declare_dead, host_of, owned_run, toolhost
+from tests.service.hosting_owner import Owner, declare_dead, host_of, owned_run, toolhost, toolhost_process
 
 SLEEPER = json.dumps(["bash", "-c", "sleep 1000 & sleep 1000"])
-
-
-@asynccontextmanager
-async def toolhost_process(
-    node: NatsServer, bus: Bus, root: Path, data: Path
-) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A tool host as a process of its own."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "NATS_URL": node.address.url,
-        "NATS_USER": node.address.user,
-        "NATS_PASSWORD": node.address.password,
-        "NATS_MONITOR_URL": node.address.monitor_url,
-        "PERDURE_PREFIX": bus.subjects.prefix,
-        "PERDURE_DATA": str(data),
-        "PERDURE_LEASE_TTL_S": "1",
-        "WORKSPACE_DIR": str(root),
-        "SANDBOX": "none",
-        "RUN_TESTS_COMMAND": SLEEPER,
-        "REPLICA_ID": "toolhost-9",
-    }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.toolhost", env=environment, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def test_what_a_killed_host_left_half_done_is_taken_back_before_anything_else(
@@ -163,7 +129,7 @@ async def test_a_second_host_takes_a_workspace_over_once_the_first_is_dead(
     nats_node: NatsServer, bus: Bus, tmp_path: Path, frozen: bool
 ) -> None:
     root = tmp_path / "root"
-    async with toolhost_process(nats_node, bus, root, tmp_path / "data") as process:
+    async with toolhost_process(nats_node, bus, root, tests=SLEEPER) as process:
         first = (await host_of(bus, shared=False)).boot
         owner = await owned_run(bus)
         await owner.attach(first)
@@ -225,7 +191,7 @@ async def test_a_drained_host_leaves_the_catalog_and_ends_its_calls(bus: Bus, tm
 async def test_a_host_that_reads_its_own_death_kills_its_tools_and_asks_to_be_started_again(
     nats_node: NatsServer, bus: Bus, tmp_path: Path
 ) -> None:
-    async with toolhost_process(nats_node, bus, tmp_path / "root", tmp_path / "data") as process:
+    async with toolhost_process(nats_node, bus, tmp_path / "root", tests=SLEEPER) as process:
         host = (await host_of(bus, shared=False)).boot
         owner = await owned_run(bus)
         await owner.attach(host)

@@ -1,31 +1,24 @@
-"""Reported faults of other runtimes' file tools, each against a real tool host over the bus."""
+"""Reported faults of other runtimes' file tools (cases 106 to 125), each against a real tool host over the bus."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from deploy.dev.nats_server import NatsServer
-from libs.bus.connection import connect
 from libs.bus.ports import Bus
-from libs.chassis.clock import SystemClock
 from libs.contracts.tools import ToolResult
-from tests.fakes.bus import bus_settings
-from tests.service.hosting_owner import Owner, owned_run, toolhost
+from tests.fakes.small_disk import SmallDisk
+from tests.service.hosted import Host, hosted
+from tests.service.hosting_owner import Owner, host_of, owned_run, toolhost_process
 
 _numbers = itertools.count()
-
-
-class Host(NamedTuple):
-    bus: Bus
-    boot: str
-    root: Path
 
 
 class Files:
@@ -61,11 +54,8 @@ class Files:
 
 @pytest.fixture(scope="module")
 async def host(nats_node: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
-    root = tmp_path_factory.mktemp("workspaces")
-    async with connect(bus_settings(nats_node.address), SystemClock()) as bus:
-        await bus.ensure_topology()
-        async with toolhost(bus, root) as boot:
-            yield Host(bus, boot, root)
+    async with hosted(nats_node, tmp_path_factory.mktemp("workspaces")) as shared:
+        yield shared
 
 
 @pytest.fixture
@@ -157,6 +147,37 @@ async def test_a_write_keeps_mode_and_attributes_and_leaves_no_other_file(files:
     assert moved.read_bytes() == b"newest\n"
     assert moved.stat().st_mode & 0o777 == 0o751
     assert [path.name for path in files.root.rglob("*")] == ["bin", "run.sh"]
+
+
+async def test_a_full_disk_leaves_every_file_as_it_was_and_no_other(
+    nats_node: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    within = ("unshare", "-Urm", "sh", "-c", 'mount -t tmpfs -o size=8m small "$0" && exec "$@"', str(root))
+    if (await (await asyncio.create_subprocess_exec(*within, "true")).wait()) != 0:
+        pytest.skip("no disk of its own can be mounted here")
+    async with toolhost_process(nats_node, bus, root, within=within) as process:
+        boot = (await host_of(bus, shared=False)).boot
+        disk = SmallDisk(Path(f"/proc/{process.pid}/root{root}"))
+        owner = await owned_run(bus)
+        await owner.attach(boot)
+        files = Files(Host(bus, boot, disk.path), owner)
+        kept = [files.put(name, b"old\n" * 1000) for name in ("a.txt", "b.txt")]
+        disk.fill()
+        new = "new\n" * 20_000
+        for result in (
+            await files.do("write_file", path="a.txt", content=new),
+            await files.do("write_file", path="c.txt", content=new),
+            await files.edit("a.txt", "old\n" * 1000, new),
+            await files.patch("*** Delete File: b.txt\n*** Add File: c.txt\n+" + "x" * 80_000),
+        ):
+            assert not result.ok
+            assert "No space" in result.output, result.output
+        assert {file.read_bytes() for file in kept} == {b"old\n" * 1000}
+        assert sorted(os.listdir(files.root)) == ["a.txt", "b.txt"]
+        disk.free()
+        assert (await files.do("write_file", path="a.txt", content=new)).ok
 
 
 async def test_a_patch_with_one_part_that_leads_out_writes_nothing(files: Files) -> None:

@@ -1,4 +1,5 @@
-"""Reported faults of other runtimes' shell tools, each against a real tool host over the bus, after a real approval."""
+"""Reported faults of other runtimes' shell tools (cases 91 to 104), each against a real tool host over the bus, after a
+real approval."""
 
 from __future__ import annotations
 
@@ -8,99 +9,30 @@ import shlex
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
 
 from deploy.dev.nats_server import NatsServer
-from libs.bus.connection import connect
 from libs.bus.journal import key_of
 from libs.bus.ports import Bus
-from libs.chassis.clock import SystemClock
-from libs.contracts.events import InputReceived, InputRequested, RunReleased
-from libs.contracts.tools import Semantics, ToolCall, ToolResult
-from libs.policy.approval import approval_hash
+from libs.contracts.tools import ToolResult
 from services.toolhost.marks import marked
-from tests.fakes.bus import bus_settings
+from services.toolhost.proc import descendants, start_time
 from tests.fakes.waiting import until
-from tests.service.hosting_owner import Owner, owned_run, toolhost
+from tests.service.hosted import Host, Shell, hosted, needs_bubblewrap
+from tests.service.hosting_owner import host_of, owned_run, toolhost_process
+from tests.unit.toolhost_workspace import asleep
 
 _numbers = itertools.count()
-
-
-class Host(NamedTuple):
-    bus: Bus
-    boot: str
-    root: Path
-
-
-class Shell:
-    """A run with a workspace of its own on the shared host, whose calls somebody approves."""
-
-    def __init__(self, host: Host, owner: Owner) -> None:
-        self._host, self._owner = host, owner
-        self.root = host.root / owner.workspace
-        self._calls = 0
-
-    async def approved(self, name: str, **arguments: object) -> ToolCall:
-        self._calls += 1
-        call_id, owner = f"call_1_{self._calls}", self._owner
-        bound = approval_hash(name, arguments, call_id)
-        asked = InputRequested(
-            question_id=call_id, kind="approval", question="May it?", call_id=call_id, approval_hash=bound
-        )
-        owner.folded = await owner.runs.commit(
-            owner.folded, [RunReleased(reason="suspended", waiting_for="input"), asked]
-        )
-        received = InputReceived(
-            question_id=call_id,
-            kind="approval",
-            answer="",
-            by="test",
-            decision="approve",
-            approval_hash=bound,
-        )
-        owner.folded = await owner.runs.commit(owner.folded, [received])
-        sequence = owner.folded.state.sequence
-        await owner.claim()
-        return owner.call(
-            name,
-            arguments,
-            call_id,
-            semantics=Semantics.NON_IDEMPOTENT,
-            approval_sequence=sequence,
-            approval_hash=bound,
-        )
-
-    async def run(self, command: str, **arguments: object) -> ToolResult:
-        return await self.do(await self.approved("run_command", command=command, **arguments))
-
-    async def do(self, call: ToolCall) -> ToolResult:
-        return await self._owner.effect(self._host.boot, call)
-
-    async def begin(self, call: ToolCall) -> None:
-        await self._owner.send(self._host.bus.subjects.tool_host(self._host.boot), call)
-
-    async def cancel(self) -> None:
-        await self._owner.cancel(self._host.boot)
-
-    async def result(self, call: ToolCall) -> ToolResult:
-        return await self._owner.result(call)
 
 
 @pytest.fixture(scope="module", params=["auto", "none"])
 async def host(
     request: pytest.FixtureRequest, nats_node: NatsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Host]:
-    if request.param == "auto" and shutil.which("bwrap") is None:
-        pytest.skip("the program bwrap is not installed")
-    root = tmp_path_factory.mktemp("workspaces")
-    async with connect(bus_settings(nats_node.address), SystemClock()) as bus:
-        await bus.ensure_topology()
-        known = frozenset(entry.key for entry in await bus.bucket("catalog").entries())
-        async with toolhost(bus, root, sandbox=str(request.param), known=known) as boot:
-            yield Host(bus, boot, root)
+    async with hosted(nats_node, tmp_path_factory.mktemp("workspaces"), str(request.param)) as shared:
+        yield shared
 
 
 @pytest.fixture
@@ -130,6 +62,28 @@ async def test_cancelling_ends_every_process_of_a_tree_that_floods_and_hides(she
     result = await shell.result(call)
     assert not result.ok
     await until(lambda: not marked(key_of(call)), "no process is left")
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "none"])
+async def test_nothing_of_a_tree_that_floods_and_hides_outlives_its_killed_host(
+    nats_node: NatsServer, bus: Bus, tmp_path: Path, sandbox: str
+) -> None:
+    needs_bubblewrap(sandbox)
+    root = tmp_path / "root"
+    async with toolhost_process(nats_node, bus, root, sandbox=sandbox) as process:
+        host = Host(bus, (await host_of(bus, shared=False)).boot, root)
+        owner = await owned_run(bus)
+        await owner.attach(host.boot)
+        shell = Shell(host, owner)
+        call = await shell.approved("run_command", command="bash -c 'setsid sleep 1000 & sleep 1000 & yes'")
+        await shell.begin(call)
+        await until(lambda: asleep(key_of(call)) == 2, "the tree runs")
+        below = [(pid, start_time(pid)) for pid in descendants(process.pid)]
+        assert len(below) >= 6
+        process.kill()
+        await process.wait()
+        await until(lambda: all(start_time(pid) != at for pid, at in below), "no process is left")
+        assert not marked(key_of(call))
 
 
 async def test_a_timeout_lets_traps_run_and_then_kills(shell: Shell) -> None:
@@ -213,6 +167,21 @@ async def test_many_short_commands_leave_no_zombie_and_no_descriptor(shell: Shel
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children]
     assert "Z" not in states
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_git_commits_and_compares_files_with_odd_names(shell: Shell) -> None:
+    names = ["naïve—é.txt", "nai\u0308ve.txt", "日本 語.md", "-rf", "a\nb.txt", "```x", "é" * 127 + "x"]
+    for name in names:
+        (shell.root / name).write_text("one\n")
+    identity = "git -c user.name=a -c user.email=b"
+    result = await shell.run(
+        f"git init -q . && git add -A && {identity} commit -qm odd && git ls-tree -z --name-only HEAD | tr '\\0' '|'"
+        " && echo two >> ./-rf && git diff --name-only -z"
+    )
+    assert result.ok, result.output
+    committed, changed = "".join(result.output.split("\n[exit")[0]).rsplit("|", 1)
+    assert set(committed.split("|")) == set(names)
+    assert changed.strip("\0\n") == "-rf"
 
 
 async def test_a_command_that_nobody_approved_is_not_run(shell: Shell) -> None:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.unit.toolhost_workspace import call, context
+from tests.unit.toolhost_workspace import call, context, git
 
 # Each takes half a second of git; `make soak` asks for more of them.
 SEEDS = int(os.environ.get("EXAMPLES", "5"))
 NAMES = ["a.py", "dir/b.txt", "naïve é.md", "sp ace", "-dash", 'q"uote', "tab\tname", "x/y/z"]
 LINES = [b"a", b"b", b"", b"  c", b"-- x", b"++ y", "é".encode(), b"@@", b"*** End Patch", b"caf\xe9"]
 NEW_LINES = [b"new", b"x\r", b"--- a", b"+++ b", b""]
-
-
-def _git(folder: Path, *arguments: str) -> bytes:
-    settings = ("-c", "user.name=a", "-c", "user.email=b", "-c", "core.autocrlf=false")
-    return subprocess.run(["git", *settings, *arguments], cwd=folder, check=True, capture_output=True).stdout
 
 
 def _tree(root: Path) -> dict[str, tuple[bytes, int]]:
@@ -71,15 +65,15 @@ async def test_a_diff_of_git_makes_the_old_tree_the_new_one(tmp_path: Path, seed
         data = _content(chance)
         _put(repository, name, data)
         _put(tools.guard.root, name, data)
-    _git(repository, "init", "-q")
-    _git(repository, "add", "-A")
-    _git(repository, "commit", "-qm", "old")
+    git(repository, "init", "-q")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "old")
     for name in sorted(_tree(repository)):
         _changed(chance, repository, repository / name)
     _put(repository, "added", _content(chance))
-    _git(repository, "add", "-A")
+    git(repository, "add", "-A")
     context_lines = chance.choice([1, 3])
-    diff = _git(repository, "diff", "--cached", "-M", f"-U{context_lines}", "--text")
+    diff = git(repository, "diff", "--cached", "-M", f"-U{context_lines}", "--text")
     outcome = await call(tools, "apply_patch", patch=diff.decode("utf-8", "surrogateescape"))
     assert outcome.ok, outcome.output
     assert _tree(tools.guard.root) == _tree(repository)

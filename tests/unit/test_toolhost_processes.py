@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -348,6 +349,46 @@ async def test_many_short_commands_leave_no_zombie_and_no_descriptor(
         assert len(os.listdir("/proc/self/fd")) <= before
         await until(lambda: not zombies(), "no zombie is left")
     assert marked(f"call-{tmp_path.name}") == []
+
+
+async def test_a_host_that_is_the_first_process_of_a_container_leaves_no_zombie(tmp_path: Path) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("the program bwrap is not installed")
+    host = """
+import asyncio, os, sys
+from contextlib import aclosing
+from pathlib import Path
+from libs.chassis.clock import SystemClock
+from services.toolhost.processes import Command, Processes
+async def main():
+    async with aclosing(Processes(clock=SystemClock(), inherited=os.environ)) as hosts:
+        for number in range(30):
+            argv = ["sh", "-c", "(setsid sleep 100 &) ; (true &) ; (sleep .01 &)"]
+            await hosts.run(Command(argv=argv, directory=Path("/"), call_id="c", timeout_s=100, output_bytes_max=10))
+    # Who has just ended may be seen for a moment; a zombie of nobody stays.
+    async with asyncio.timeout(30):
+        while [pid for pid in os.listdir("/proc") if pid.isdigit()] != ["1"]:
+            await asyncio.sleep(0.05)
+    return "alone"
+assert os.getpid() == 1
+print(asyncio.run(main()))
+"""
+    container = (
+        "bwrap",
+        "--unshare-pid",
+        "--as-pid-1",
+        "--dev-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "--tmpfs",
+        "/tmp",
+    )
+    outcome = await run_alone(
+        shell(tmp_path, "", argv=[*container, sys.executable, "-c", host], directory=Path.cwd())
+    )
+    assert (outcome.exit_code, outcome.output) == (0, "alone\n")
 
 
 def test_a_ring_keeps_both_ends_however_the_blocks_fall() -> None:

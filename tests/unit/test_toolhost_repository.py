@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from services.toolhost.errors import FileTooLarge, PathRefused, RepositoryFault
 from services.toolhost.repository import ChangedPath, HiddenRepository
+from tests.unit.toolhost_workspace import git
 
 
 @pytest.fixture
@@ -17,14 +17,6 @@ async def repository(tmp_path: Path) -> HiddenRepository:
     made = HiddenRepository(git_dir=tmp_path / ".perdure-git" / "work.git", worktree=tmp_path / "work")
     await made.ensure()
     return made
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=Somebody", "-c", "user.email=s@example.org")
-    run = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return run.stdout
 
 
 def _tree(folder: Path) -> dict[str, bytes | str]:
@@ -81,15 +73,15 @@ async def test_a_checkout_is_the_snapshotted_tree_byte_for_byte(
 
 async def test_the_users_own_repository_is_not_touched(repository: HiddenRepository) -> None:
     work = repository.worktree
-    _git(work, "init", "-q")
+    git(work, "init", "-q")
     (work / "a.txt").write_text("one\n")
-    _git(work, "add", "a.txt")
-    _git(work, "commit", "-qm", "first")
+    git(work, "add", "a.txt")
+    git(work, "commit", "-qm", "first")
     (work / "a.txt").write_text("stashed\n")
-    _git(work, "stash")
+    git(work, "stash")
     (work / "staged.txt").write_text("staged\n")
-    _git(work, "add", "staged.txt")
-    _git(work, "config", "core.hooksPath", "hooks")
+    git(work, "add", "staged.txt")
+    git(work, "config", "core.hooksPath", "hooks")
     (work / "hooks").mkdir()
     for hook in ("pre-commit", "post-checkout", "post-index-change", "reference-transaction"):
         (work / "hooks" / hook).write_text("#!/bin/sh\ntouch hooked\n")
@@ -114,10 +106,10 @@ async def test_nested_repositories_are_recorded_like_any_folder(
     work = repository.worktree
     for name in ("with-commit", "without-commit"):
         (work / name).mkdir()
-        _git(work / name, "init", "-q")
+        git(work / name, "init", "-q")
         (work / name / "f.txt").write_text(name)
-    _git(work / "with-commit", "add", ".")
-    _git(work / "with-commit", "commit", "-qm", "first")
+    git(work / "with-commit", "add", ".")
+    git(work / "with-commit", "commit", "-qm", "first")
     snapshot = await repository.snapshot("nested")
     await repository.checkout(snapshot.commit, tmp_path / "out")
     assert _tree(tmp_path / "out") == {
@@ -224,7 +216,7 @@ async def test_a_baseline_is_pinned_once_and_survives_a_collection(repository: H
     await repository.pin_baseline("run_1", second)
     assert await repository.baseline("run_1") == first
     assert await repository.baseline("run_2") is None
-    _git(repository.worktree, f"--git-dir={repository.git_dir}", "gc", "-q", "--prune=now")
+    git(repository.worktree, f"--git-dir={repository.git_dir}", "gc", "-q", "--prune=now")
     assert await repository.has(first)
     await repository.unpin_baseline("run_1")
     await repository.unpin_baseline("run_1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from libs.contracts.workspaces import objects_of
 from services.toolhost.errors import RepositoryFault
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.snapshots import CHAIN_MAX, Snapshots
+from tests.unit.toolhost_workspace import git
 
 WORKSPACE = "ws_0_test"
 
@@ -48,14 +48,6 @@ async def _machine(folder: Path) -> HiddenRepository:
     return made
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=Somebody", "-c", "user.email=s@example.org")
-    run = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return run.stdout
-
-
 def _tree(folder: Path) -> dict[str, tuple[int, bytes | str | None]]:
     """Everything below the folder, `.git` too, with its permissions."""
     found: dict[str, tuple[int, bytes | str | None]] = {}
@@ -74,16 +66,16 @@ def _tree(folder: Path) -> dict[str, tuple[int, bytes | str | None]]:
 
 def _project(work: Path) -> None:
     """A project with all that a snapshot may meet."""
-    _git(work, "init", "-q", "-b", "main")
+    git(work, "init", "-q", "-b", "main")
     (work / ".gitignore").write_text("ignored*\n")
     (work / "tracked.txt").write_text("first\n")
     (work / "gone.txt").write_text("tracked and deleted\n")
-    _git(work, "add", ".")
-    _git(work, "commit", "-q", "-m", "one")
+    git(work, "add", ".")
+    git(work, "commit", "-q", "-m", "one")
     (work / "tracked.txt").write_text("stashed\n")
-    _git(work, "stash", "-q")
+    git(work, "stash", "-q")
     (work / "staged.txt").write_text("staged\n")
-    _git(work, "add", "staged.txt")
+    git(work, "add", "staged.txt")
     (work / "gone.txt").unlink()
     (work / "untracked.bin").write_bytes(b"\0\xff\r\n")
     (work / "ignored.txt").write_text("ignored\n")
@@ -99,10 +91,10 @@ def _project(work: Path) -> None:
     (work / ".gitmodules").symlink_to("nowhere")
     nested = work / "vendor" / "inner"
     nested.mkdir(parents=True)
-    _git(nested, "init", "-q", "-b", "side")
+    git(nested, "init", "-q", "-b", "side")
     (nested / "in.txt").write_text("nested\n")
-    _git(nested, "add", ".")
-    _git(nested, "commit", "-q", "-m", "nested")
+    git(nested, "add", ".")
+    git(nested, "commit", "-q", "-m", "nested")
     (nested / "in.txt").write_text("nested and changed\n")
 
 
@@ -111,15 +103,15 @@ async def test_what_comes_back_on_another_machine_is_exactly_what_was_there(
 ) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     _project(here.worktree)
-    before, status = _tree(here.worktree), _git(here.worktree, "status", "--porcelain")
+    before, status = _tree(here.worktree), git(here.worktree, "status", "--porcelain")
     kept = await Snapshots(store).keep(here, WORKSPACE, [])
     assert kept.chain == [kept.snapshot]
     assert _tree(here.worktree) == before  # Index, references and stash of the user are as they were.
     assert await Snapshots(store).bring_back(there, WORKSPACE, kept.chain) == kept.commit
     assert _tree(there.worktree) == before
-    assert _git(there.worktree, "status", "--porcelain") == status
-    assert _git(there.worktree, "stash", "list").count("\n") == 1
-    assert _git(there.worktree / "vendor" / "inner", "log", "--format=%s") == "nested\n"
+    assert git(there.worktree, "status", "--porcelain") == status
+    assert git(there.worktree, "stash", "list").count(b"\n") == 1
+    assert git(there.worktree / "vendor" / "inner", "log", "--format=%s") == b"nested\n"
 
 
 async def test_a_chain_brings_back_its_end_and_each_of_its_links(store: Store, tmp_path: Path) -> None:
@@ -150,7 +142,7 @@ async def test_what_is_unchanged_is_not_stored_again(store: Store, tmp_path: Pat
     again = await Snapshots(store).keep(here, WORKSPACE, first.chain)
     assert (again.snapshot, again.chain, again.changed) == (first.snapshot, first.chain, 0)
     assert store.objects == stored
-    _git(here.worktree, "tag", "seen")  # The files are the same, the user's references are not.
+    git(here.worktree, "tag", "seen")  # The files are the same, the user's references are not.
     assert (await Snapshots(store).keep(here, WORKSPACE, first.chain)).snapshot != first.snapshot
 
 
@@ -175,7 +167,7 @@ async def test_what_stood_in_the_folder_before_is_recorded_and_foreign_data_stay
     (here.worktree / "kind" / "file").write_text("a folder here")
     (here.worktree / "was-folder").write_text("a file here")
     kept = await Snapshots(store).keep(here, WORKSPACE, [])
-    _git(there.worktree, "init", "-q")
+    git(there.worktree, "init", "-q")
     (there.worktree / "kind").write_text("a file there")
     (there.worktree / "was-folder" / "sub").mkdir(parents=True)
     (there.worktree / "was-folder" / "sub" / "x").write_text("x")

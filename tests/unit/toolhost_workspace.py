@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def context(folder: Path, **changes: object) -> ToolContext:
         "timeout_s": PATIENCE_S,
     }
     return ToolContext(**(fields | changes))  # pyright: ignore[reportArgumentType] - the names are checked at run time.
+
+
+def git(folder: Path, *arguments: str) -> bytes:
+    """What the user's own git says; it has no other configuration than this."""
+    settings = ("-c", "user.name=Somebody", "-c", "user.email=s@example.org", "-c", "core.autocrlf=false")
+    return subprocess.run(["git", *settings, *arguments], cwd=folder, check=True, capture_output=True).stdout
 
 
 async def call(tools: ToolContext, name: str, /, **arguments: object) -> Outcome:
