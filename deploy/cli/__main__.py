@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser("runs", help="list, show, follow, answer, pause, cancel and delete runs")
     )
     _dead(commands.add_parser("dead", help="messages that nobody could handle, for operators"))
+    _log(commands.add_parser("log", help="export, import, verify and replay logs, for operators"))
     _doctor(commands.add_parser("doctor", help="examine the bus of this deployment", description=_DOCTOR))
     _check_model(
         commands.add_parser("check-model", help="examine the model's endpoint", description=_CHECK_MODEL)
@@ -161,6 +162,35 @@ def _dead(dead: argparse.ArgumentParser) -> None:
     replay.add_argument("letter_id", metavar="ID")
     for command in (listing, replay):
         command.set_defaults(module="dead")
+        command.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _log(log: argparse.ArgumentParser) -> None:
+    actions = log.add_subparsers(dest="action", metavar="ACTION", required=True)
+    export = actions.add_parser("export", help="runs as JSON lines, with all that their events name")
+    export.add_argument("-o", "--output", metavar="FILE", help="into this file instead of standard output")
+    bring_in = actions.add_parser(
+        "import", help="the runs of an export that are not there yet; live ones paused"
+    )
+    bring_in.add_argument("file", metavar="FILE", help="the export; - reads standard input")
+    verify = actions.add_parser("verify", help="check that every run's log folds and is gapless")
+    for command in (export, verify):
+        command.add_argument("runs", metavar="RUN", nargs="*", help="only these runs (all)")
+    replay = actions.add_parser("replay", help="publish the events of a run to a subject of your own")
+    replay.add_argument("runs", metavar="RUN", nargs=1)
+    replay.add_argument("--to", required=True, metavar="SUBJECT", help="where to; none that Perdure consumes")
+    replay.add_argument(
+        "--after", type=int, default=0, metavar="SEQUENCE", help="only what follows this sequence"
+    )
+    replay.add_argument("--up-to", type=positive, metavar="SEQUENCE", help="and nothing behind this one")
+    for command in (export, bring_in, verify, replay):
+        command.set_defaults(module="log")
+        command.add_argument(
+            "--data", metavar="DIR", help="data folder of `perdure up` (PERDURE_DATA, .perdure)"
+        )
+        command.add_argument(
+            "--nats-url", metavar="URL", help="the server, instead of NATS_URL and the data folder"
+        )
         command.add_argument("--json", action="store_true", help="as JSON")
 
 

@@ -104,7 +104,7 @@ async def examined(place: Place, clock: Clock) -> AsyncGenerator[Finding]:
     """All findings, one after the other."""
     settings = place.settings
     try:
-        async with _connected(settings, clock) as first, _connected(settings, clock) as second:
+        async with connected_to(settings, clock) as first, connected_to(settings, clock) as second:
             try:
                 facts = await first.facts()
             except PerdureError as error:
@@ -127,7 +127,7 @@ async def examined(place: Place, clock: Clock) -> AsyncGenerator[Finding]:
 
 
 @asynccontextmanager
-async def _connected(settings: BusSettings, clock: Clock) -> AsyncGenerator[ServerBus]:
+async def connected_to(settings: BusSettings, clock: Clock) -> AsyncGenerator[ServerBus]:
     """A connection, made within `CONNECT_S`. Raises `TimeoutError`."""
     async with asyncio.timeout(CONNECT_S) as patience, connect(settings, clock) as bus:
         patience.reschedule(None)

@@ -5,11 +5,11 @@ Invariant: a line is exactly what the API gave, whole; a file is there only when
 
 import argparse
 import json
-import os
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from pathlib import Path
 
+from deploy.cli.files import written_whole
 from deploy.cli.outcome import Exit, refused
 from deploy.cli.terminal import Screen
 from libs.client import PerdureClient
@@ -45,18 +45,12 @@ async def export(client: PerdureClient, screen: Screen, args: argparse.Namespace
 
 
 async def _written(lines: AsyncIterator[str], target: Path) -> int:
-    """How many lines the file holds. What a run said is nobody else's business, and half a file is no export."""
-    part, count = target.with_name(f"{target.name}.part"), 0
-    with ExitStack() as unless_whole:
-        file = unless_whole.enter_context(
-            os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
-        )
-        unless_whole.callback(part.unlink, missing_ok=True)
+    """How many lines the file holds."""
+    count = 0
+    with written_whole(target) as file:
         async for line in lines:
             file.write(f"{line}\n")
             count += 1
-        file.flush()
-        part.replace(target)
     return count
 
 

@@ -11,13 +11,12 @@ import logging
 import msgspec
 
 from libs.bus.jetstream import MESSAGE_ID, JetStream, Refused, Stored
+from libs.bus.listing import subjects_of
 from libs.contracts.clock import rfc3339
 from libs.contracts.errors import BusUnavailable
 
 # ADR-20's own size: small enough to share a connection with records.
 CHUNK_BYTES = 128 * 1024
-# A page of subjects that the leader lists at once.
-_SUBJECTS_PAGE = 100_000
 _ROLLUP = "Nats-Rollup"
 
 _log = logging.getLogger("perdure.bus")
@@ -39,14 +38,6 @@ class _Meta(msgspec.Struct, omit_defaults=True):
     digest: str = ""
     deleted: bool = False
     options: _Options | None = None
-
-
-class _State(msgspec.Struct):
-    subjects: dict[str, int] = {}
-
-
-class _StreamInfo(msgspec.Struct):
-    state: _State
 
 
 class ServerBlobs:
@@ -94,17 +85,7 @@ class ServerBlobs:
 
     async def names(self, prefix: str = "") -> list[str]:
         known = f"$O.{self._store}.M."
-        subjects: list[str] = []
-        while True:
-            query = {"subjects_filter": f"{known}>", "offset": len(subjects)}
-            try:
-                answer = await self._js.api_patiently(f"STREAM.INFO.{self._stream}", query)
-            except Refused as refused:
-                raise refused.translated() from refused
-            page = msgspec.json.decode(answer, type=_StreamInfo).state.subjects
-            subjects += page
-            if len(page) < _SUBJECTS_PAGE:
-                break
+        subjects = await subjects_of(self._js, self._stream, f"{known}>")
         found = [base64.urlsafe_b64decode(subject.removeprefix(known)).decode() for subject in subjects]
         return sorted(name for name in found if name.startswith(prefix))
 

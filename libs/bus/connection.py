@@ -15,14 +15,15 @@ from libs.bus.facts import ServerFacts, examine
 from libs.bus.jetstream import NO_MESSAGE, JetStream, Refused
 from libs.bus.kv import ServerBucket
 from libs.bus.link import Credentials, Link
+from libs.bus.listing import subjects_of
 from libs.bus.log import ServerLog, Writer
-from libs.bus.ports import Blobs, Bucket, DeadLetters, Log, Queue, Timers, Wire
+from libs.bus.ports import Blobs, Bucket, DeadLetters, Log, LogKey, Queue, Timers, Wire
 from libs.bus.timers import ServerTimers
 from libs.bus.topology import Topology, check_durability
 from libs.bus.wire import ServerWire
 from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable
-from libs.contracts.ids import SHARDS
+from libs.contracts.ids import SHARDS, is_id
 from libs.contracts.streams import buckets
 from libs.contracts.subjects import Subjects
 
@@ -96,6 +97,17 @@ class ServerBus:
     async def facts(self) -> ServerFacts:
         """What the server says about itself and about this deployment's streams, buckets and stores; only read."""
         return await examine(self._js, self._topology.names)
+
+    async def runs(self) -> list[LogKey]:
+        """All runs whose logs hold a `life` record, deleted ones too, in the order of their ids. For operators."""
+        found: list[LogKey] = []
+        for shard in range(self._settings.shards):
+            life = self.subjects.life_of_shard(shard)
+            for subject in await subjects_of(self._js, self.subjects.log_stream(shard), life):
+                place = self.subjects.parse_log(subject)
+                if is_id("run", place.log_id):
+                    found.append(LogKey(place.tenant, place.log_id))
+        return sorted(found, key=lambda key: key.log_id)
 
     def set_writer(self, boot: str, version: str) -> None:
         """Who writes, for the header of every record from now on."""

@@ -13,6 +13,10 @@ RecordClass = Literal["life", "work"]
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
+# The second token of everything that some part of a deployment consumes.
+_CONSUMED = frozenset(
+    {"log", "feed", "live", "tasks", "work", "tool", "call", "ctl", "timer", "fired", "dead", "rejected"}
+)
 _KEY_SAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -147,6 +151,17 @@ ANY_TENANT = "*"
 # Keys of the buckets: a KV key is a subject token, so whatever a model or a user named is made safe first.
 REPLICAS = "replica."
 LEADERS = "leader."
+
+
+def is_taken(subject: str, prefix: str) -> bool:
+    """Whether nobody but Perdure or the server may publish there, or nobody at all: subjects of this deployment or of
+    any other, the server's own, inboxes, and what is no subject to publish to."""
+    tokens = subject.split(".")
+    if any(not token or not token.isprintable() or {" ", "*", ">"} & set(token) for token in tokens):
+        return True
+    if tokens[0].startswith(("$", "_INBOX")) or tokens[0] == prefix:
+        return True
+    return len(tokens) > 1 and tokens[1] in _CONSUMED
 
 
 def replica_key(boot: str) -> str:
