@@ -39,6 +39,7 @@ KNOWN_NAMES = frozenset(
         "PERDURE_MODEL_PRICES",
         "PERDURE_MODEL_PROFILES",
         "PERDURE_RECORD_WIRE",
+        "PERDURE_MCP",
         "PERDURE_HOST",
         "PERDURE_PORT",
         "PERDURE_URL",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from libs.bus.journal import Journal
 from libs.bus.liveness import Registration, register
-from libs.chassis.hosting import EFFECTS_MAX, HostSetting, ToolHost
+from libs.chassis.hosting import EFFECTS_MAX, Changing, HostSetting, ToolHost
 from libs.chassis.logs import get_logger
 from libs.chassis.run import Chassis
 from libs.contracts.errors import ConfigurationError, LeaseLost
@@ -25,6 +25,7 @@ from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.invoke import HostParts, Invocations
 from services.toolhost.leftovers import Leftovers
 from services.toolhost.looks import Looks
+from services.toolhost.mcp.joining import Guests, Surroundings, joined
 from services.toolhost.predecessor import HolderRecord
 from services.toolhost.processes import Processes
 from services.toolhost.registry import Registry
@@ -75,20 +76,22 @@ async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgrou
     )
     host = ToolHost(bus, clock, Invocations(parts))
     died = asyncio.Event()
-    registration = _registration(settings, sandbox, cgroups)
+    around = Surroundings(processes, sandbox, settings.root / HIDDEN_FOLDER / "mcp")
     try:
-        async with register(bus, clock, registration, control=host.control, on_death=died.set) as liveness:
+        async with (
+            joined(settings.mcp_servers, around, registry, clock) as guests,
+            register(
+                bus,
+                clock,
+                _registration(settings, sandbox, cgroups, guests),
+                control=host.control,
+                on_death=died.set,
+            ) as liveness,
+        ):
+            await guests.ready()
             root = await asyncio.to_thread(root_id, settings.root, clock.entropy(12).hex())
             workspaces.begin(liveness, root)
-            catalog = HostCatalog(
-                boot=liveness.boot,
-                replica=settings.replica_id,
-                host=platform.node(),
-                tools=registry.specs,
-                workspaces=True,
-                sandbox=sandbox.name,
-                root=root,
-            )
+            catalog = _catalog(settings, sandbox, liveness.boot, root)
             effects = host_consumer(bus.subjects, liveness.boot)
             looks = Looks(
                 settings.root,
@@ -97,7 +100,8 @@ async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgrou
                 program_path=settings.program_path,
             )
             async with bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer):
-                await host.serve(liveness, HostSetting(catalog, effects), stop=chassis.stop, died=died)
+                setting = HostSetting(catalog, effects, Changing(lambda: registry.specs, guests.changed))
+                await host.serve(liveness, setting, stop=chassis.stop, died=died)
             if died.is_set():
                 raise LeaseLost("the others declared this tool host dead; it starts again as a new boot")
             await bus.queue.remove_consumer(effects)
@@ -113,7 +117,22 @@ def _cgroups(settings: ToolhostSettings) -> Cgroups | None:
     return cgroups
 
 
-def _registration(settings: ToolhostSettings, sandbox: Sandbox, cgroups: Cgroups | None) -> Registration:
+def _catalog(settings: ToolhostSettings, sandbox: Sandbox, boot: str, root: str) -> HostCatalog:
+    """What stays in it; the tools come and go."""
+    return HostCatalog(
+        boot=boot,
+        replica=settings.replica_id,
+        host=platform.node(),
+        tools=[],
+        workspaces=True,
+        sandbox=sandbox.name,
+        root=root,
+    )
+
+
+def _registration(
+    settings: ToolhostSettings, sandbox: Sandbox, cgroups: Cgroups | None, guests: Guests
+) -> Registration:
     return Registration(
         service="toolhost",
         replica=settings.replica_id,
@@ -126,6 +145,7 @@ def _registration(settings: ToolhostSettings, sandbox: Sandbox, cgroups: Cgroups
             "limits": "groups" if cgroups is not None else "processes",
             **({"warning": sandbox.warning} if sandbox.warning else {}),
         },
+        notes=guests.notes,
     )
 
 

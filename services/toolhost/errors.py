@@ -27,6 +27,10 @@ the message says what to do next.
     ├── WorkspaceFull           WORKSPACE_FULL: the workspace's quota
     ├── RepositoryFault         WORKSPACE_REPOSITORY: git could not do it
     ├── CommandNotStarted       COMMAND_NOT_STARTED
+    ├── McpUnavailable          MCP_UNAVAILABLE: an MCP server that cannot be reached; nothing was called
+    ├── McpRefused              MCP_ERROR: it refused the call, in its own words
+    ├── McpConnectionLost       MCP_CONNECTION_LOST: it was lost during the call; what it did is not known
+    ├── McpTimeout              TIMEOUT: it did not answer in time; what it did is not known
     └── NotConfigured           TOOL_NOT_CONFIGURED
 """
 
@@ -129,6 +133,22 @@ class RepositoryFault(ToolFailure):
 
 class CommandNotStarted(ToolFailure):
     code = "COMMAND_NOT_STARTED"
+
+
+class McpUnavailable(ToolFailure):
+    code = "MCP_UNAVAILABLE"
+
+
+class McpRefused(ToolFailure):
+    code = "MCP_ERROR"
+
+
+class McpConnectionLost(ToolFailure):
+    code = "MCP_CONNECTION_LOST"
+
+
+class McpTimeout(ToolFailure):
+    code = "TIMEOUT"
 
 
 class NotConfigured(ToolFailure):

@@ -56,7 +56,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """What to run. `environment` is added to the fixed one; `output_bytes_max` bounds what is kept of stdout and
-    stderr together; `grace_s` lies between SIGTERM and SIGKILL. The rest is for sandboxes: see `launcher.request`."""
+    stderr together; `grace_s` lies between SIGTERM and SIGKILL; `readable` are paths that it may read in a sandbox beside
+    those that all may. The rest is for sandboxes: see `launcher.request`."""
 
     argv: list[str]
     directory: Path
@@ -64,6 +65,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     output_bytes_max: int
     environment: dict[str, str] = {}
+    readable: list[Path] = []
     grace_s: float = 1.0
     spare_leader: bool = False
     filter_program: bytes = b""

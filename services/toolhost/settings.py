@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, InstanceOf, SecretStr, field_validator, model_validator
 
 from libs.chassis.settings import DeploymentPolicy, ServiceSettings
 from libs.policy.rules import Policy
 from services.toolhost.cgroups import Bounds
+from services.toolhost.mcp.configuration import McpServer, parse_servers
 from services.toolhost.room import BYTES_MAX, FILES_MAX, Quota
 from services.toolhost.sandbox import BOUNDS, SandboxMode
 
@@ -35,6 +36,26 @@ class ToolhostSettings(ServiceSettings):
     files_max: Annotated[int, Field(alias="PERDURE_WORKSPACE_FILES_MAX", ge=1)] = FILES_MAX
     policy: DeploymentPolicy = Policy()
     time_zone: Annotated[str, Field(alias="TZ")] = ""
+    mcp_servers: Annotated[tuple[InstanceOf[McpServer], ...], Field(alias="PERDURE_MCP")] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _servers_take_what_they_name(cls, given: dict[str, object]) -> dict[str, object]:
+        """`PERDURE_MCP` names other variables, so it is read with all of them."""
+        said = given.get("PERDURE_MCP")
+        if not isinstance(said, str):
+            return given
+        variables = {name: value for name, value in given.items() if isinstance(value, str)}
+        try:
+            text = said if said.lstrip().startswith("{") else Path(said).read_text(encoding="utf-8")
+            servers = parse_servers(
+                text, variables, tenants_required=bool(given.get("RUNTIME_API_KEYS_JSON"))
+            )
+        except OSError as error:
+            raise ValueError(f"PERDURE_MCP: the file cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"PERDURE_MCP: {error}") from None
+        return {**given, "PERDURE_MCP": servers}
 
     @field_validator("run_tests_command", mode="before")
     @classmethod

@@ -193,8 +193,9 @@ async def toolhost(
     sandbox: str = "none",
     policy: str = "",
     known: frozenset[str] = frozenset(),
+    more: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[str]:
-    """A tool host in this process; gives its boot, which is none of `known`."""
+    """A tool host in this process, with `more` variables; gives its boot, which is none of `known`."""
     environment = {
         "WORKSPACE_DIR": str(root),
         "SANDBOX": sandbox,
@@ -203,6 +204,7 @@ async def toolhost(
         "REPLICA_ID": "toolhost-1",
         "PERDURE_LEASE_TTL_S": "1",
         "PATH": "/usr/local/bin:/usr/bin:/bin",
+        **(more or {}),
     }
     settings = ToolhostSettings.load("toolhost", environment)
     async with served(bus, serve_toolhost, settings):

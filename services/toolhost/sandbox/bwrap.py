@@ -90,7 +90,7 @@ class Bubblewrap:
         """The command's directory lies at or below `root`; both keep their path inside."""
         return msgspec.structs.replace(
             command,
-            argv=[*self._wrapping(root, command.directory, network=network), "--", *command.argv],
+            argv=[*self._wrapping(root, command, network=network), "--", *command.argv],
             # SIGTERM to bwrap itself would kill the namespace at once, without the grace that traps need.
             spare_leader=True,
             filter_program=self._filter_program,
@@ -101,7 +101,8 @@ class Bubblewrap:
         del call_id  # Whatever bubblewrap started is a process of this machine and dies with it.
         return []
 
-    def _wrapping(self, root: Path, directory: Path, *, network: bool) -> list[str]:
+    def _wrapping(self, root: Path, command: Command, *, network: bool) -> list[str]:
+        readable = [*self._readable, *command.readable]
         wrapped = [self._program, "--die-with-parent", "--new-session", "--unshare-user", "--unshare-pid"]
         wrapped += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]
         wrapped += [*self._flags, "--cap-drop", "ALL", *([] if network else ["--unshare-net"])]
@@ -129,20 +130,22 @@ class Bubblewrap:
             "--tmpfs",
             "/tmp",  # noqa: S108 - a new one, inside
         ]
-        for path in self._readable:
+        for path in readable:
             wrapped += ["--ro-bind-try", str(path), str(path)]
-        wrapped += _interpreter_links([*self._readable, Path("/usr")])
-        for path in filter(self._is_bound, self._hidden):
+        wrapped += _interpreter_links([*readable, Path("/usr")])
+        for path in (path for path in self._hidden if _is_bound(path, readable)):
             wrapped += ["--tmpfs", str(path)] if path.is_dir() else ["--ro-bind-try", "/dev/null", str(path)]
-        wrapped += ["--bind", str(root), str(root), "--chdir", str(directory)]
+        wrapped += ["--bind", str(root), str(root), "--chdir", str(command.directory)]
         # What is made outside of the workspace and the temporary folders would be memory that nothing bounds.
         # Of the kernel's settings in /proc, root owns most, and whoever is root outside is it for them.
         wrapped += ["--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/"]
         return [*wrapped, "--setenv", "HOME", "/tmp", "--setenv", "TMPDIR", "/tmp"]  # noqa: S108 - the same
 
-    def _is_bound(self, path: Path) -> bool:
-        bound = [*map(Path, _SYSTEM_FOLDERS), *self._readable]
-        return path.exists() and any(path.is_relative_to(folder) for folder in bound)
+
+def _is_bound(path: Path, readable: Sequence[Path]) -> bool:
+    """Whether a hidden path would be seen."""
+    bound = [*map(Path, _SYSTEM_FOLDERS), *(folder.resolve() for folder in readable)]
+    return path.exists() and any(path.is_relative_to(folder) for folder in bound)
 
 
 def _interpreter() -> list[Path]:

@@ -11,6 +11,7 @@ never pulled here, because that is a decision about what is trusted.
 import hashlib
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Self
 
@@ -24,6 +25,8 @@ from services.toolhost.sandbox.trial import complaint
 # A daemon that does not answer within this is not to be worked with.
 _PROBE_PATIENCE_S = 30.0
 _TMP_BYTES, _SHM_BYTES = 1 << 30, 64 << 20
+# What the client itself would listen to.
+_CLIENTS_OWN = re.compile(r"(?:DOCKER_.*|HOME|PATH|TMPDIR|LD_.*|.*_PROXY|.*_proxy)\Z")
 
 
 class Docker:
@@ -62,16 +65,20 @@ class Docker:
             *("--mount", _csv("type=bind", f"source={root}", f"target={root}")),
             *("--workdir", str(command.directory)),
         ]
+        for path in command.readable:
+            options += ["--mount", _csv("type=bind", f"source={path}", f"target={path}", "readonly")]
+        # The words of a command are shown to everybody on the machine; what it is given may be secret.
+        handed = {name: value for name, value in command.environment.items() if not _CLIENTS_OWN.match(name)}
         inside = {**FIXED_ENVIRONMENT, "HOME": "/tmp", "TMPDIR": "/tmp"}  # noqa: S108 - the same
         for name, value in {**inside, **command.environment, CALL_MARKER: command.call_id}.items():
-            options += ["--env", f"{name}={value}"]
+            options += ["--env", name if name in handed else f"{name}={value}"]
         # The image's own entry point would stand between the tool and the command.
         options += ["--entrypoint", command.argv[0], self._image, *command.argv[1:]]
         return msgspec.structs.replace(
             command,
             argv=[*self._client, "run", *options],
             # The client is a process of the machine, the command is one of the daemon's.
-            environment={},
+            environment=handed,
             removal=self.remains(command.call_id),
         )
 
