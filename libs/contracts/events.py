@@ -12,7 +12,7 @@ from libs.contracts.checks import Check, CheckResult, Verdict, Verification
 from libs.contracts.eventbody import EventBody
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
-from libs.contracts.values import Listed, ModelToolCall, RunError, Usage, WireRecording
+from libs.contracts.values import Listed, ModelToolCall, Offered, RunError, Usage, WireRecording
 from libs.contracts.workspaces import WorkspaceAttached, WorkspaceSnapshotted
 
 # --- The run's own life -----------------------------------------------------------------------------------------
@@ -146,7 +146,8 @@ class RunCancelled(EventBody, frozen=True, kw_only=True):
 
 
 class ModelRequested(EventBody, frozen=True, kw_only=True):
-    """`estimated_tokens` are the whole request's, tools included, times `RunState.token_ratio`."""
+    """`estimated_tokens` are the whole request's, tools included, times `RunState.token_ratio`. `offered`: the tools that
+    the model is offered from here on (`None`: as before)."""
 
     type = "model.requested"
 
@@ -155,6 +156,7 @@ class ModelRequested(EventBody, frozen=True, kw_only=True):
     message_count: int
     estimated_tokens: int
     token_ratio: float = 1.0
+    offered: Offered | None = None
 
 
 class ModelCompleted(EventBody, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ def model_requested(state: RunState, event: Event) -> RunState:
         status=RunStatus.RUNNING,
         iteration=body.iteration,
         model_pending=True,
+        offered=body.offered or state.offered,
         requested_tokens=round(body.estimated_tokens / max(body.token_ratio, RATIO_MIN)),
         transcript=state.transcript + state.inbox,
         inbox=(),

@@ -15,7 +15,7 @@ from libs.contracts.projects import FeatureSpec, Handoff
 from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.tools import Semantics
 from libs.contracts.transcript import AssistantItem, Item, UserItem
-from libs.contracts.values import ProjectInstructions, RunError, Todo, Usage
+from libs.contracts.values import Offered, ProjectInstructions, RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
 FOLD_VERSION = 5
@@ -291,6 +291,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     attachment: Attachment | None = None
     # What stands in the prompt; it never changes once the model was asked.
     project: ProjectInstructions | None = None
+    # The tools that the model is offered; `None` before it was first asked.
+    offered: Offered | None = None
     files: dict[str, str] = {}
     # Effects in the workspace since a snapshot was last made, or tried, and when that was; tries in a row that failed.
     unsaved: int = 0

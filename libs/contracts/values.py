@@ -99,6 +99,14 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools that a model is offered: their names, in order, and where their specs are: a blob of the tenant, the JSON of
+    a list of `ToolSpec`, named by its SHA-256."""
+
+    digest: str
+    names: list[str]
+
+
 class WireRecording(msgspec.Struct, frozen=True, kw_only=True):
     """Where the recording of a model call is: the digest of its blob, and how large it is."""
 

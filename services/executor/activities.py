@@ -18,32 +18,34 @@ from libs.contracts.checks import CHECK_TIMEOUT_S, Verification, VerifyArguments
 from libs.contracts.clock import Clock
 from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
-from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult, ToolSpec
+from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult
 from libs.contracts.values import RunError
 from libs.policy.reach import paths_of_call
 from libs.policy.rules import Policy
-from services.executor.decision.calls import unanswered
-from services.executor.decision.decide import (
+from services.executor.decision.activity import (
     Activity,
     Attach,
     CallModel,
     CallTool,
-    Env,
+    Offer,
     ReadResult,
     Save,
     SpawnChild,
     Summarise,
     Verify,
 )
+from services.executor.decision.calls import completed
+from services.executor.decision.decide import Env
 from services.executor.decision.waits import again, silent
+from services.executor.egress.context import Window
 from services.executor.endpoint.talk import Conversing, Talking, Tell
 from services.executor.ingress.text import clipped
 from services.executor.tools.calls import CallOutcome, Calls, HostGone, HostSilent
 from services.executor.tools.children import spawn
 from services.executor.tools.earlier import read_earlier
 from services.executor.tools.hosts import Hosts
-from services.executor.tools.recovery import NextAttempt, Uncertain
-from services.executor.tools.runtime import offered_to
+from services.executor.tools.offering import Offerings, RunOffer, Specs
+from services.executor.tools.recovery import NextAttempt, Uncertain, Wait
 from services.executor.tools.workspace import AttachFailed, AttachRefused, AttachUnanswered, Workspaces
 
 # Beyond the checks' own time: snapshot, checkouts, the way there and back.
@@ -52,12 +54,11 @@ VERIFY_OVERHEAD_S = 120.0
 ANSWER_CHARS_MAX = 100_000
 # Verifications that broke off (a dead verifier, a dead host) before the run is given up.
 VERIFY_ATTEMPTS_MAX = 10
-# How long a turn waits for a tool host, so that a model is not asked without its tools at start-up; a run that has a
-# workspace waits as long as it takes.
+# How long a run waits for a tool host before it settles what it offers its model, so that this is not without tools at
+# start-up; a run that has a workspace waits as long as it takes.
 HOSTS_WAIT_S = 30.0
-# The same before a call that a person has approved: as long as a host takes to start again, or to tell once more what it
-# offers; shorter than a claim may take.
-OFFERED_WAIT_S = 10.0
+# How long a call waits for a host that offers its tool, while others live: longer than one takes to start again.
+TOOL_WAIT_S = 10.0
 
 
 class Workbench(NamedTuple):
@@ -66,6 +67,7 @@ class Workbench(NamedTuple):
     bus: Bus
     clock: Clock
     hosts: Hosts
+    offerings: Offerings
     calls: Calls
     workspaces: Workspaces
     talker: Talking
@@ -73,6 +75,10 @@ class Workbench(NamedTuple):
     policy: Policy
     hooks: CrashHooks
     spending: Spending
+
+
+class Vanished(NamedTuple):
+    """No host offers the tool of a call any more, and nobody has begun with the call."""
 
 
 class Lost(NamedTuple):
@@ -93,31 +99,34 @@ class Activities:
         self._spawned: set[str] = set()
         # The hosts that calls of this claim went to: who has to be told when the run ends.
         self._asked: set[str] = set()
-        self._specs: dict[str, ToolSpec] | None = None
-        self._talk: Conversing | None = None
+        self._offer = RunOffer(bench.offerings)
+        # The run's talk with its model, and the tools that it was begun with.
+        self._talk: tuple[Conversing, Specs] | None = None
         self._log = get_logger("activities").bind(run_id=state.run_id)
+
+    async def recall(self, state: RunState) -> None:
+        """Find what the log only names. Before anything else; raises `Unavailable`."""
+        await self._offer.recall(state)
 
     def env(self, state: RunState, *, busy: bool, saving: bool, draining: bool) -> Env:
         """What the decision may know beside the log."""
+        to_offer = self._offer.wanted(state)
+        offer = self._offer.made(state) if to_offer else None
         return Env(
             now=self._bench.clock.now(),
             model=state.task.model or self._bench.talker.model,
-            specs=self._known(state),
+            specs=self._offer.specs(state),
+            to_offer=to_offer,
+            offer=offer,
             attached=self._attached,
             busy=busy,
             saving=saving,
             draining=draining,
-            window=self._conversation(state).window,
+            window=self._window,
             policy=self._bench.policy,
             spawned=frozenset(self._spawned),
             parked_until=self._bench.spending.over_until(state.tenant),
         )
-
-    async def offered_again(self, state: RunState) -> None:
-        """Wait a while for hosts that offer what the model has asked for and what has no intent yet, because a person had
-        to decide about it: that a host is away just now does not mean that there is no such tool."""
-        names = {call.name for call in unanswered(state) if state.call(call.call_id) is None}
-        await self._bench.hosts.until(lambda: names <= self._offered(state).keys(), OFFERED_WAIT_S)
 
     async def carry_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
         """Do it, and say what was seen; `tell` hears what is worth knowing before. `fresh`: its intent was appended by
@@ -125,10 +134,12 @@ class Activities:
         match activity:
             case Attach():
                 return await self._attach(state)
+            case Offer():
+                needed = state.attachment is not None
+                await self._bench.hosts.workspaces(needed=needed, patience_s=HOSTS_WAIT_S)
+                await self._offer.make(state)
+                return []
             case CallModel():
-                await self._bench.hosts.workspaces(
-                    needed=state.attachment is not None, patience_s=HOSTS_WAIT_S
-                )
                 self._bench.hooks.at_goal(state.task.goal)
                 return await self._paid(state, await self._conversation(state).next_turn(state, tell))
             case Summarise(overflowed=overflowed):
@@ -170,23 +181,14 @@ class Activities:
         return bought
 
     def _conversation(self, state: RunState) -> Conversing:
-        """The run's side of its talk with the model. The tools on offer are fixed with the first use after start-up,
-        because the static part of a prompt never changes within a run."""
-        if self._talk is None or (self._specs is None and self._bench.hosts.ready()):
-            offered = self._offered(state)
-            self._talk = self._bench.talker.talk(state, offered)
-            if self._bench.hosts.ready():
-                self._specs = offered
-        return self._talk
+        """The run's side of its talk with the model."""
+        specs = self._offer.specs(state)
+        if self._talk is None or self._talk[1] != specs:
+            self._talk = self._bench.talker.talk(state, specs), specs
+        return self._talk[0]
 
-    def _offered(self, state: RunState) -> dict[str, ToolSpec]:
-        found = {**self._bench.hosts.tools(state.tenant), **offered_to(state)}
-        wanted = state.task.tools
-        return found if wanted is None else {name: spec for name, spec in found.items() if name in wanted}
-
-    def _known(self, state: RunState) -> dict[str, ToolSpec]:
-        """The tools as the decision sees them."""
-        return self._specs if self._specs is not None else self._offered(state)
+    def _window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:
+        return self._conversation(state).window(state, overflowed)
 
     async def _attach(self, state: RunState) -> Observed:
         attached = await self._bench.workspaces.attach(state)
@@ -226,15 +228,17 @@ class Activities:
 
     async def _outcome(
         self, state: RunState, call: CallState, message: ToolCall, *, fresh: bool
-    ) -> CallOutcome:
+    ) -> CallOutcome | Vanished:
         calls, hosts = self._bench.calls, self._bench.hosts
         read_only = call.semantics is Semantics.READ_ONLY
         while (boot := self._host_of(state, call)) is None:
             # What a host did with the call before it went is in the journal, whether or not another one comes.
             known = None if read_only else await calls.known(message)
-            if known is not None:
+            if known is not None and not isinstance(known, Wait):
                 return known
-            await hosts.until(lambda: self._host_of(state, call) is not None, HOSTS_WAIT_S)
+            came = await hosts.until(lambda: self._host_of(state, call) is not None, TOOL_WAIT_S)
+            if known is None and not came and hosts.ready():
+                return Vanished()
         self._asked.add(boot)
         if read_only:
             return await calls.ask(message, boot)
@@ -248,15 +252,18 @@ class Activities:
         offering = self._bench.hosts.offering(call.name, state.tenant, state.run_id)
         return offering.boot if offering is not None else None
 
-    def _observed(self, call: CallState, outcome: CallOutcome) -> Observed:
+    def _observed(self, call: CallState, outcome: CallOutcome | Vanished) -> Observed:
         match outcome:
             case ToolResult(refused=(Refusal.STALE_EPOCH | Refusal.RUN_NOT_LIVE) as refused):
                 return Lost(f"{call.name} was refused: {refused}")
+            case Vanished() | ToolResult(refused=Refusal.UNKNOWN_TOOL):
+                told = f"{call.name} was not called: no host offers it any more. Do without it, or try again much later"
+                return [completed(call.call_id, ok=False, output=told)]
             case ToolResult():
                 return [_completed(call, outcome)]
             case HostSilent():
                 told = f"{call.name} failed: its host lives and does not answer; try something else"
-                return [e.ToolCompleted(call_id=call.call_id, ok=False, output=told, duration_ms=0)]
+                return [completed(call.call_id, ok=False, output=told)]
             case HostGone(reason):
                 self._log.warning("call.host_gone", call_id=call.call_id, reason=reason)
                 self._attached = False

@@ -30,6 +30,7 @@ from services.executor.session import SessionParts
 from services.executor.settings import ExecutorSettings
 from services.executor.tools.calls import Calls
 from services.executor.tools.hosts import Hosts
+from services.executor.tools.offering import Offerings
 from services.executor.tools.workspace import Workspaces
 
 OpenTalker = Callable[[ExecutorSettings, Bus, Clock, Circuits], AbstractAsyncContextManager[Talking]]
@@ -56,7 +57,7 @@ async def serve(
 
     Raises `LeaseLost` when the others have declared this process dead.
     """
-    settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
+    settings, bus, runs, clock = chassis.settings, chassis.bus, chassis.runs, chassis.clock
     died = asyncio.Event()
     held: dict[str, Held] = {}
     circuits = Circuits()
@@ -75,7 +76,7 @@ async def serve(
             bus.bucket("spending"), clock, limit=settings.tenant_tokens_per_day, boot=liveness.boot
         )
         background = [group.create_task(hosts.watch()), group.create_task(spending.watch())]
-        calls = Calls(bus, clock, liveness, hosts)
+        offers, calls = Offerings(hosts, bus.store("blobs"), clock), Calls(bus, clock, liveness, hosts)
         workspaces = Workspaces(bus, clock, liveness, hosts, calls, shards=SHARDS)
         # Imports the model's client, which takes a second: after the registration, so that others see the process.
         # The sessions end before the talker closes: a dead process's runs meet no closed client on their way out.
@@ -85,12 +86,12 @@ async def serve(
         ):
             hooks = CrashHooks(settings.test_hooks)
             bench = Workbench(
-                bus, clock, hosts, calls, workspaces, talker, chassis.runs, settings.policy, hooks, spending
+                bus, clock, hosts, offers, calls, workspaces, talker, runs, settings.policy, hooks, spending
             )
             parts = SessionParts(
-                bus, chassis.runs, clock, liveness.boot, registration.replica, until_progress=only is not None
+                bus, runs, clock, liveness.boot, registration.replica, until_progress=only is not None
             )
-            quarantine = outside.quarantine(bus, chassis.runs, clock) if only is None else None
+            quarantine = outside.quarantine(bus, runs, clock) if only is None else None
             claims = Claims(
                 parts, bench, liveness, sessions, slots=settings.slots, quarantine=quarantine, held=held
             )

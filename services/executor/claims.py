@@ -140,6 +140,7 @@ class Claims:
             try:
                 folded = await self._parts.runs.load(held.tenant, held.run_id)
                 state = folded.state
+                activities = Activities(self._workbench, state)
                 if state.owner is not None and state.owner.boot == self._parts.boot:
                     claim = None
                 elif (
@@ -157,6 +158,7 @@ class Claims:
                     continue
                 else:
                     return None
+                await activities.recall(state)
             except NotFound:
                 return None
             except Unavailable as error:
@@ -164,7 +166,7 @@ class Claims:
                 await self._parts.clock.sleep(BUS_AWAY_S)
                 held.still_in_doubt(self._parts.clock.monotonic())
                 continue
-            return Session(self._parts, Activities(self._workbench, state), folded, claim, held.claimed)
+            return Session(self._parts, activities, folded, claim, held.claimed)
 
     async def _run_session(self, session: Session, held: "Held") -> bool:
         """Run one session; whether that was all. Everything that a session may raise ends here."""

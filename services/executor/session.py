@@ -19,22 +19,19 @@ from libs.contracts.errors import AppendConflict, BusUnavailable, LeaseLost, Not
 from libs.contracts.run import RunState
 from libs.contracts.tools import VERIFY
 from services.executor.activities import Activities, Lost
-from services.executor.decision.decide import (
+from services.executor.decision.activity import (
     Activity,
     Attach,
     CallModel,
     CallTool,
-    Do,
-    Leave,
+    Offer,
     ReadResult,
     Save,
-    Settled,
     SpawnChild,
     Summarise,
     Verify,
-    foresee,
-    settle,
 )
+from services.executor.decision.decide import Do, Leave, Settled, foresee, settle
 from services.executor.decision.limits import deadline
 
 # A result that waits longer than this for a slower sibling is appended alone.
@@ -108,7 +105,6 @@ class Session:
         """Carry the run until it ends, waits or is lost. Raises `Unavailable` when the bus stays away; the
         supervisor then begins again from what the log says."""
         state = self._folded.state
-        await self._activities.offered_again(state)
         if self._pending:
             await self._claim()
         key = LogKey(state.tenant, state.run_id)
@@ -366,6 +362,8 @@ def activity_key(activity: Activity) -> str:
     match activity:
         case Attach():
             return "attach"
+        case Offer():
+            return f"{_MODEL}offer"
         case CallModel(iteration):
             return f"{_MODEL}{iteration}"
         case ReadResult(call):

@@ -13,22 +13,20 @@ from libs.contracts.checks import Verdict
 from libs.contracts.run import RunState, RunStatus
 from libs.contracts.tasks import ContextStrategy, Limits, TaskSpec
 from libs.contracts.tools import Semantics, ToolSpec
-from libs.contracts.values import ModelToolCall, Usage
-from services.executor.decision.decide import (
+from libs.contracts.values import ModelToolCall, Offered, Usage
+from services.executor.decision.activity import (
     Activity,
     Attach,
     CallModel,
     CallTool,
-    Do,
-    Env,
+    Offer,
     ReadResult,
     Save,
     SpawnChild,
     Summarise,
     Verify,
-    foresee,
-    settle,
 )
+from services.executor.decision.decide import Do, Env, foresee, settle
 from services.executor.egress.context import Compact, Window, fit
 from services.executor.egress.history import History, Outbound
 from services.executor.egress.profile import Profile
@@ -62,6 +60,7 @@ class Wandering:
         self.state = created(limits, TaskSpec(goal="Mend it.", unattended=bool(self._pick(2))))
         self._attached = False
         self._spawned: set[str] = set()
+        self._offer: Offered | None = None
 
     def states(self) -> Iterator[RunState]:
         yield self.state
@@ -97,7 +96,7 @@ class Wandering:
             yield self.state
 
     def _claim(self) -> Iterator[RunState]:
-        self._attached, self._spawned = False, set()
+        self._attached, self._spawned, self._offer = False, set(), None
         number = self.state.epoch + 1
         yield from self._happen(e.RunClaimed(owner="x", boot=f"b{number}", epoch=number, attempt=number))
 
@@ -111,6 +110,8 @@ class Wandering:
             draining=False,
             window=self._window,
             spawned=frozenset(self._spawned),
+            to_offer=self.state.offered is None,
+            offer=self._offer,
         )
 
     def _window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:
@@ -130,6 +131,8 @@ class Wandering:
                     workspace_id="w", host=f"h{self._pick(2)}", replica="r", changed=["a"]
                 )
                 yield from self._happen(attached)
+            case Offer():
+                self._offer = Offered(digest="0" * 64, names=sorted(_SPECS))
             case CallModel(iteration=iteration):
                 yield from self._happen(self._turn(iteration))
             case Summarise(overflowed=overflowed):

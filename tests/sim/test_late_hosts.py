@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from libs.bus.history import blob_name
 from libs.bus.liveness import Registration, register
 from libs.bus.twin.server import TwinBus
 from libs.contracts import events as e
@@ -11,6 +12,7 @@ from libs.contracts.subjects import catalog_key
 from libs.contracts.tools import HostCatalog, Semantics, ToolSpec
 from libs.contracts.values import ModelToolCall, Usage
 from libs.policy.approval import approval_hash
+from services.executor.tools.offering import named
 from tests.sim.clock import SimClock
 from tests.sim.test_late_claims import RUN, Asked, created, executor, ticketed
 from tests.sim.virtual import Weather, told
@@ -24,6 +26,7 @@ LAUNCH = ToolSpec(
     needs_workspace=False,
 )
 CALL = ModelToolCall(call_id="call_1_0", name="launch", arguments={})
+OFFERED = named({"launch": LAUNCH})
 
 
 def approved() -> list[e.LogEvent]:
@@ -34,7 +37,7 @@ def approved() -> list[e.LogEvent]:
     )
     return [
         e.RunClaimed(owner="executor", boot="bformer", epoch=1, attempt=1),
-        e.ModelRequested(iteration=1, model="m", message_count=1, estimated_tokens=1),
+        e.ModelRequested(iteration=1, model="m", message_count=1, estimated_tokens=1, offered=OFFERED),
         turn,
         e.RunReleased(reason="suspended", waiting_for="input"),
         e.InputRequested(
@@ -60,6 +63,7 @@ def approved() -> list[e.LogEvent]:
 def test_an_approved_call_waits_for_its_host_to_come_back() -> None:
     async def story(bus: TwinBus, clock: SimClock, weather: Weather) -> None:
         del weather
+        await bus.store("blobs").put(blob_name("local", OFFERED.digest), msgspec.json.encode([LAUNCH]))
         runs = await created(bus, clock, *approved())
         async with executor(bus, clock, runs, Asked()):
             await ticketed(bus)

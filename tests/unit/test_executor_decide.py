@@ -12,17 +12,8 @@ from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.transcript import ToolItem, UserItem
 from libs.contracts.values import ModelToolCall, Usage
-from services.executor.decision.decide import (
-    Attach,
-    CallModel,
-    CallTool,
-    Do,
-    Env,
-    Leave,
-    Verify,
-    foresee,
-    settle,
-)
+from services.executor.decision.activity import Attach, CallModel, CallTool, Verify
+from services.executor.decision.decide import Do, Env, Leave, foresee, settle
 from services.executor.decision.waits import again
 from services.executor.egress.context import Fits, Window
 from services.executor.tools.runtime import RUNTIME_TOOLS

@@ -13,7 +13,8 @@ from libs.contracts.run import RunState, RunStatus
 from libs.contracts.tasks import Limits
 from libs.contracts.transcript import UserItem
 from libs.contracts.values import ModelToolCall, Usage
-from services.executor.decision.decide import CallModel, Do, foresee, settle
+from services.executor.decision.activity import CallModel
+from services.executor.decision.decide import Do, foresee, settle
 from services.executor.tools.children import limits_of_child
 from tests.unit.test_executor_decide import NOW, asked, call, env, kinds, owned, result, turn
 

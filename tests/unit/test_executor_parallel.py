@@ -6,7 +6,8 @@ from libs.contracts import events as e
 from libs.contracts.run import RunState
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import ModelToolCall
-from services.executor.decision.decide import CallTool, Do, foresee, settle
+from services.executor.decision.activity import CallTool
+from services.executor.decision.decide import Do, foresee, settle
 from tests.unit.test_executor_decide import NOW, SPECS, asked, call, env, kinds, owned, result, turn
 
 

@@ -10,7 +10,8 @@ from libs.contracts.checks import CommandCheck, DiffCheck, FileCheck, TestsCheck
 from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.values import ProjectInstructions
-from services.executor.decision.decide import Attach, CallModel, Do, Env, foresee, settle
+from services.executor.decision.activity import Attach, CallModel
+from services.executor.decision.decide import Do, Env, foresee, settle
 from services.executor.egress.context import Fits, Window
 from services.executor.egress.prompt import system_prompt
 from services.executor.tools.runtime import RUNTIME_TOOLS

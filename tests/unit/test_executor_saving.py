@@ -7,7 +7,8 @@ import msgspec
 from libs.contracts import events as e
 from libs.contracts.run import RunState
 from libs.contracts.tools import Semantics
-from services.executor.decision.decide import CallModel, Do, Save, foresee, settle
+from services.executor.decision.activity import CallModel, Save
+from services.executor.decision.decide import Do, foresee, settle
 from tests.unit.test_executor_decide import NOW, asked, call, env, kinds, owned, result, turn
 
 

@@ -9,17 +9,8 @@ from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, Usage
-from services.executor.decision.decide import (
-    Attach,
-    CallModel,
-    CallTool,
-    Do,
-    Env,
-    ReadResult,
-    Summarise,
-    foresee,
-    settle,
-)
+from services.executor.decision.activity import Attach, CallModel, CallTool, ReadResult, Summarise
+from services.executor.decision.decide import Do, Env, foresee, settle
 from services.executor.egress.context import Compact, Exhausted, Fits, Window
 from services.executor.egress.summary import asked, material
 from services.executor.ingress.tokens import tokens_in

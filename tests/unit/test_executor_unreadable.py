@@ -7,7 +7,8 @@ from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import ModelToolCall, Usage
-from services.executor.decision.decide import CallModel, Do, Env, Settled, foresee, settle
+from services.executor.decision.activity import CallModel
+from services.executor.decision.decide import Do, Env, Settled, foresee, settle
 from services.executor.egress.context import Fits, Window
 from services.executor.ingress.arguments import read_arguments
 from tests.fakes.histories import created

@@ -20,9 +20,21 @@ from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, UserItem
-from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, RunError
+from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, Offered, RunError
 from libs.policy.rules import Policy
 from services.executor.decision import calls, saving, waits
+from services.executor.decision.activity import (
+    Activity,
+    Attach,
+    CallModel,
+    CallTool,
+    Offer,
+    ReadResult,
+    Save,
+    SpawnChild,
+    Summarise,
+    Verify,
+)
 from services.executor.decision.limits import deadline, notice, spent, timed_out
 from services.executor.decision.stuck import circling
 from services.executor.egress.context import Compact, Exhausted, Fits, Window
@@ -49,52 +61,11 @@ class Env(NamedTuple):
     spawned: frozenset[str] = frozenset()
     # Whether a snapshot is being made.
     saving: bool = False
+    # Whether the next request has to name the tools that it offers, and their name once they are stored.
+    to_offer: bool = False
+    offer: Offered | None = None
     # When the tenant may use tokens again, if those of the day are used up.
     parked_until: datetime | None = None
-
-
-class Attach(NamedTuple):
-    """Attach the workspace (again, after a claim or the death of its host)."""
-
-
-class CallModel(NamedTuple):
-    iteration: int
-
-
-class ReadResult(NamedTuple):
-    """Answer a call that reads an earlier result: from the log."""
-
-    call: CallState
-
-
-class Summarise(NamedTuple):
-    """Buy a summary of what leaves the context; there is a compaction in any case. `compacted` is what has left."""
-
-    compacted: int
-    overflowed: bool
-
-
-class CallTool(NamedTuple):
-    call: CallState
-
-
-class SpawnChild(NamedTuple):
-    """Make the run that a `delegate` call asks for; making it again finds it."""
-
-    call: CallState
-
-
-class Verify(NamedTuple):
-    pending: PendingVerification
-
-
-class Save(NamedTuple):
-    """Keep the workspace as it is, with what the run has done up to this event."""
-
-    sequence: int
-
-
-Activity = Attach | CallModel | Summarise | ReadResult | CallTool | SpawnChild | Verify | Save
 
 
 class Say(NamedTuple):
@@ -317,6 +288,8 @@ def _park(env: Env) -> Step:
 
 def _ask(state: RunState, env: Env) -> Step:
     """The next request, once it fits and the model has been told what it must know before."""
+    if env.to_offer and env.offer is None:
+        return Do((Offer(),))
     count, window = env.window(state, False)
     match window:
         case Compact():
@@ -333,6 +306,7 @@ def _ask(state: RunState, env: Env) -> Step:
                 message_count=count,
                 estimated_tokens=tokens,
                 token_ratio=state.token_ratio,
+                offered=env.offer if env.to_offer else None,
             )
             return Say([request])
 

@@ -135,14 +135,17 @@ class Calls:
                 await noticed(messages, call)
                 entry = await self._entry(call)
 
-    async def known(self, call: ToolCall) -> CallOutcome | None:
-        """What the journal knows of a journaled call that nobody can take now; `None` while that decides nothing."""
+    async def known(self, call: ToolCall) -> CallOutcome | Wait | None:
+        """What the journal knows of a journaled call that nobody can take now: `Wait` while a host has it, `None` when it
+        holds nothing."""
         match await self._step(call, await self._entry(call), None, overdue=False):
             case Adopt(result):
                 return result
             case (NextAttempt() | Uncertain() | HostGone()) as step:
                 return step
-            case SendAgain() | Wait():
+            case Wait():
+                return Wait()
+            case SendAgain():
                 return None
 
     async def kill(self, run_id: str, epoch: int, boot: str, call_id: str | None = None) -> None:
