@@ -17,7 +17,7 @@ export UV_SYSTEM_CERTS ?= true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test check e2e sim chaos soak bench fmt lock clean
+.PHONY: help demo up test check e2e sim chaos soak conformance bench fmt lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
@@ -60,6 +60,9 @@ soak: .venv/.ready ## hostile workspaces, long contexts, flaky providers, 20,000
 	$(BIN)/python -m tests.sim --quiet --points all --freezes all --troubles all --schedules 20000
 	$(BIN)/python -m tests.sim --quiet --points cancel,pause,message,recall --variants 22
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
+
+conformance: .venv/.ready ## the public MCP conformance suite against our client (needs npm and its registry; ARGS="--only tools_call")
+	@$(BIN)/python -m tests.conformance $(ARGS)
 
 bench: .venv/.ready ## what Perdure costs against the raw bus
 	@$(BIN)/python -m tests.bench $(ARGS)

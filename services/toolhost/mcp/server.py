@@ -68,6 +68,10 @@ class Server:
                 await self._wanted_within(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
 
+    @property
+    def is_connected(self) -> bool:
+        return self._session is not None
+
     def close(self) -> None:
         """End the connection; `run` returns when it is over."""
         self._closing.set()

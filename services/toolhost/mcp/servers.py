@@ -20,7 +20,7 @@ from services.toolhost.mcp.ending import Ending
 from services.toolhost.mcp.http import address
 from services.toolhost.mcp.joining import Surroundings
 from services.toolhost.mcp.results import answer_of
-from services.toolhost.mcp.server import Server
+from services.toolhost.mcp.server import Open, Server
 from services.toolhost.mcp.session import Session, opened
 from services.toolhost.mcp.stdio import program
 from services.toolhost.mcp.texts import cleaned
@@ -48,8 +48,7 @@ class Servers:
     ) -> None:
         self._publish = publish
         self._servers = [
-            Server(config, partial(_session, config, around, clock), clock, self._changed)
-            for config in configs
+            Server(config, session_of(config, around, clock), clock, self._changed) for config in configs
         ]
         self._log = get_logger("mcp")
 
@@ -121,13 +120,16 @@ async def served(
         yield servers
 
 
-def _session(
-    config: McpServer, around: Surroundings, clock: Clock, ending: Ending
-) -> AbstractAsyncContextManager[Session]:
-    if config.url:
-        return opened(config, address(config, ending), ending)
-    log = get_logger("mcp").bind(server=config.name)
-    return opened(config, program(around, config, ending, clock.entropy(6).hex(), log), ending)
+def session_of(config: McpServer, around: Surroundings, clock: Clock) -> Open:
+    """How to connect to a server, by what it is."""
+
+    def opening(ending: Ending) -> AbstractAsyncContextManager[Session]:
+        if config.url:
+            return opened(config, address(config, ending), ending)
+        log = get_logger("mcp").bind(server=config.name)
+        return opened(config, program(around, config, ending, clock.entropy(6).hex(), log), ending)
+
+    return opening
 
 
 async def _run(server: Server, one: Offered, context: ToolContext, arguments: Arguments) -> Outcome:
