@@ -6,12 +6,14 @@ import base64
 import json
 
 import pytest
+from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, Tool
 
 from libs.contracts.tools import Semantics
 from libs.policy.risk import risk_of
 from services.toolhost.mcp.configuration import McpServer, parse_servers
 from services.toolhost.mcp.declarations import DESCRIPTION_CHARS_MAX, TOOLS_MAX, offered
+from services.toolhost.mcp.ending import Ending, reason_of
 from services.toolhost.mcp.results import NOTHING, Answer, answer_of, shown
 from services.toolhost.output import clip
 
@@ -103,6 +105,17 @@ def test_what_a_server_says_of_its_secrets_and_to_a_terminal_is_not_shown() -> N
     assert SECRET not in said.output + json.dumps(said.metadata)
     assert said.output.startswith("token=*************** red\n")
     assert shown(f"error: {SECRET}", [SECRET.encode()], 100) == "error: ***************"
+
+
+def test_a_reason_is_one_line_that_shows_no_secret() -> None:
+    ending = Ending([SECRET.encode()])
+    ending.tell(f"line one\nline two {SECRET}\u202e\x1b[0m")
+    ending.tell("a later one")
+    assert ending.reason == "line one line two ***************"
+    assert ending.over.is_set()
+    assert len(ending.fit("x" * 10_000)) == 500
+    nested = ExceptionGroup("outer", [ExceptionGroup("inner", [MCPError(code=-1, message="no")])])
+    assert reason_of(nested) == "it refused: no (-1)"
 
 
 # --- Tools ---

@@ -68,12 +68,14 @@ def test_a_container_gets_the_workspace_and_nothing_else() -> None:
     sandbox = Docker("IMAGE", BOUNDS, cpus=2)
     root = Path("/w/s")
     asked = sandbox.confine(
-        command(root / "below", "make", "a b", "--x", environment={"MINE": "1"}), root=root
+        command(root / "below", "make", "a b", "--x", environment={"MINE": "secret", "PATH": "/p"}), root=root
     )
     name = container_of("run_1.call_1.1")
     assert asked.argv[:4] == ["docker", "run", "--name", name]
     assert asked.removal == ["docker", "rm", "--force", "--volumes", name]
-    assert asked.environment == {}
+    # What it is given is no word of a command, which everybody on the machine sees; the client keeps its own.
+    assert asked.environment == {"MINE": "secret"}
+    assert not any("secret" in word for word in asked.argv)
     assert asked.argv[asked.argv.index("--entrypoint") :] == ["--entrypoint", "make", "IMAGE", "a b", "--x"]
     said = " ".join(asked.argv)
     for wanted in (
@@ -94,7 +96,8 @@ def test_a_container_gets_the_workspace_and_nothing_else() -> None:
         "--label perdure.call=run_1.call_1.1",
         "--ipc private",
         "--rm --init --pull never --no-healthcheck --log-driver none",
-        "--env MINE=1",
+        "--env MINE",
+        "--env PATH=/p",
         "--env HOME=/tmp",
         "--env GIT_TERMINAL_PROMPT=0",
         "--env PERDURE_CALL=run_1.call_1.1",
@@ -121,6 +124,17 @@ def test_a_container_has_a_network_only_when_it_is_given_one() -> None:
     assert asked.argv[:4] == ["docker", "--host", "tcp://daemon:2375", "run"]
     assert asked.argv[asked.argv.index("--network") + 1] == "bridge"
     assert asked.removal[:3] == ["docker", "--host", "tcp://daemon:2375"]
+
+
+def test_a_container_sees_more_only_where_the_command_may_read_it() -> None:
+    more = [Path("/srv/a,b"), Path("/opt/tool")]
+    asked = Docker("IMAGE", BOUNDS).confine(command(Path("/w"), "true", readable=more), root=Path("/w"))
+    mounts = [asked.argv[at + 1] for at, word in enumerate(asked.argv) if word == "--mount"]
+    assert mounts == [
+        "type=bind,source=/w,target=/w",
+        'type=bind,"source=/srv/a,b","target=/srv/a,b",readonly',
+        "type=bind,source=/opt/tool,target=/opt/tool,readonly",
+    ]
 
 
 def test_a_path_cannot_add_an_option_to_the_mount() -> None:

@@ -147,16 +147,16 @@ async def test_secrets_among_what_is_visible_are_hidden(sandbox: Sandbox, tmp_pa
     if sandbox.name != "bwrap":
         pytest.skip("only bubblewrap shows folders of this machine")
     app = tmp_path / "app"
-    hiding = await chosen_alone(
-        SandboxMode.BWRAP,
-        tmp_path / "kept",
-        readable=[app],
-        hidden=[app / "workspaces", app / "data", app / ".env", app / "missing", Path("/elsewhere")],
-    )
-    outcome = await run(
-        hiding, work, f"find {app} -type f -exec cat {{}} + 2>/dev/null; cat {app}/.env 2>/dev/null"
-    )
-    assert outcome.output == "key of mine"
+    hidden = [app / "workspaces", app / "data", app / ".env", app / "missing", Path("/elsewhere")]
+    look = f"find {app} -type f -exec cat {{}} + 2>/dev/null; cat {app}/.env 2>/dev/null"
+    hiding = await chosen_alone(SandboxMode.BWRAP, tmp_path / "kept", readable=[app], hidden=hidden)
+    assert (await run(hiding, work, look)).output == "key of mine"
+    # The same for what one command alone may read.
+    (app / "open").write_text("open to it")
+    closed = await chosen_alone(SandboxMode.BWRAP, tmp_path / "kept", hidden=hidden)
+    assert (await run(closed, work, look)).output == "key of mine"
+    shown = (await run(closed, work, look, readable=[app])).output
+    assert sorted(shown) == sorted("open to it" + "key of mine")
 
 
 async def test_nothing_outside_of_the_workspace_is_written(sandbox: Sandbox, work: Path) -> None:
