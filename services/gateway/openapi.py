@@ -21,6 +21,20 @@ from services.gateway.operations import OPERATIONS
 PUBLISHED = Path(__file__).resolve().parents[2] / "libs" / "contracts" / "openapi.json"
 
 _REFERENCE = "#/components/schemas/{model}"
+# One server-sent event, as readers of the stream get it.
+_FRAME: dict[str, object] = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "description": "The type of the event."},
+        "id": {"type": "string", "description": "Its sequence; transient events have none."},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": _REFERENCE.format(model="EventView")},
+        },
+    },
+    "required": ["event", "data"],
+}
 _STREAM = (
     "Each `data:` is one event as JSON, `event:` its type and `id:` its sequence. The stream ends after a terminal event "
     "and when the run waits for a person; a 204 says that nothing is left."
@@ -74,7 +88,8 @@ def _responses(operation: Operation) -> dict[str, object]:
             response["content"] = _json(operation.gives)
         elif status == HTTPStatus.OK and operation.media is not None:
             response["description"] = _STREAM if operation.media == "text/event-stream" else "The bytes."
-            response["content"] = {operation.media: {"schema": {"type": "string"}}}
+            schema = _FRAME if operation.media == "text/event-stream" else {"type": "string"}
+            response["content"] = {operation.media: {"schema": schema}}
         responses[str(status)] = response
     denied = () if operation.audience == "everybody" else (401,)
     # 405 answers every method that the path does not have.

@@ -24,6 +24,7 @@ from libs.contracts.values import Usage
 from services.gateway.app import Gateway
 from services.gateway.server import listen
 from services.gateway.settings import GatewaySettings
+from tests.service.described import as_described
 
 DEADLINE_S = 10.0
 
@@ -69,7 +70,10 @@ async def gateway(
 @asynccontextmanager
 async def http_client(served: Served) -> AsyncGenerator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=served.url, timeout=DEADLINE_S, limits=limits) as client:
+    hooks = {"response": [as_described]}
+    async with httpx.AsyncClient(
+        base_url=served.url, timeout=DEADLINE_S, limits=limits, event_hooks=hooks
+    ) as client:
         yield client
 
 
