@@ -9,6 +9,11 @@ from typing import NamedTuple
 # An event's data is bounded by a record of the log (512 KiB); what is longer is no stream of ours.
 LINE_BYTES_MAX = 4 * 1024 * 1024
 
+# What one event's lines of data may take together, for the same reason.
+EVENT_BYTES_MAX = LINE_BYTES_MAX
+# Digits of a `retry`: some days in milliseconds; what is longer is a mistake and ignored like one.
+_RETRY_DIGITS_MAX = 9
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -31,6 +36,7 @@ class EventParser:
         self._skip_newline = False
         self._event = ""
         self._data: list[str] = []
+        self._size = 0
         self._id = ""
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
@@ -62,10 +68,13 @@ class EventParser:
             case "event":
                 self._event = value
             case "data":
+                self._size += len(line)
+                if self._size > EVENT_BYTES_MAX:
+                    raise ValueError(f"an event of the stream has more than {EVENT_BYTES_MAX} bytes of data")
                 self._data.append(value)
             case "id" if "\0" not in value:
                 self._id = value
-            case "retry" if value.isascii() and value.isdigit():
+            case "retry" if value.isascii() and value.isdigit() and len(value) <= _RETRY_DIGITS_MAX:
                 self.retry_ms = int(value)
             case _:
                 pass  # A comment (empty name) or a field that the standard does not know.
@@ -73,7 +82,7 @@ class EventParser:
 
     def _dispatch(self) -> ServerEvent | None:
         event, data = self._event, self._data
-        self._event, self._data = "", []
+        self._event, self._data, self._size = "", [], 0
         self.last_event_id = self._id
         if not data:
             return None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.client.sse import LINE_BYTES_MAX, EventParser, ServerEvent
+from libs.client.sse import EVENT_BYTES_MAX, LINE_BYTES_MAX, EventParser, ServerEvent
 
 STREAM = (
     "\ufeffretry: 250\r\n"
@@ -51,7 +51,9 @@ def test_any_cut_of_a_stream_gives_the_same_events(cuts: list[int]) -> None:
     assert parsed(pieces)[0] == EVENTS
 
 
-@pytest.mark.parametrize("line", ["retry: 1.5", "retry: -1", "retry:", "retry: ٣", "Retry: 9"])
+@pytest.mark.parametrize(
+    "line", ["retry: 1.5", "retry: -1", "retry:", "retry: ٣", "Retry: 9", f"retry: {'9' * 5000}"]
+)
 def test_a_malformed_retry_is_ignored(line: str) -> None:
     _, parser = parsed([f"{line}\n\n".encode()])
     assert parser.retry_ms is None
@@ -64,6 +66,25 @@ def test_a_byte_order_mark_counts_only_at_the_start() -> None:
 
 def test_bytes_that_are_no_text_are_replaced() -> None:
     assert parsed([b"data: \xff\n\n"])[0][0].data == "\ufffd"
+
+
+def test_an_event_without_an_end_is_bounded() -> None:
+    line = b"data: " + b"x" * 65_530 + b"\n"
+    with pytest.raises(ValueError, match="bytes of data"):
+        parsed([line] * (EVENT_BYTES_MAX // 65_536 + 2))
+    # One after the other they are no longer than each.
+    parser = EventParser()
+    for _ in range(EVENT_BYTES_MAX // 65_536 + 2):
+        assert len(parser.feed(line + b"\n")) == 1
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_empty_data_and_comments_at_every_cut_and_line_end(end: str, cut: int) -> None:
+    text = end.join([": ping", "data", "id: 3", "", ":", "", "data:", "data: ", "", ""]).encode()
+    events, parser = parsed([text[start : start + cut] for start in range(0, len(text), cut)])
+    assert events == [ServerEvent("message", "", "3"), ServerEvent("message", "\n", "3")]
+    assert parser.last_event_id == "3"
 
 
 def test_a_line_without_an_end_is_bounded() -> None:
