@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     run_arguments.add_actions(
         commands.add_parser("runs", help="list, show, follow, answer, pause, cancel and delete runs")
     )
+    _project(commands.add_parser("project", help="long-horizon projects: create, list, show, steer"))
     _dead(commands.add_parser("dead", help="messages that nobody could handle, for operators"))
     _log(commands.add_parser("log", help="export, import, verify and replay logs, for operators"))
     _doctor(commands.add_parser("doctor", help="examine the bus of this deployment", description=_DOCTOR))
@@ -83,6 +84,12 @@ _RUN_CODES = (
     "exit codes: 0 completed, 1 failed, 2 usage, 3 a person is needed, 130 cancelled, 141 nobody reads the output. "
     "Ctrl-C cancels the run; when the command ends in another way (SIGTERM, a closed pipe), the run goes on, and "
     "`perdure runs tail RUN` follows it."
+)
+_PROJECT = (
+    "With --file the other arguments replace what the file says. docs/projects.md tells what happens then."
+)
+_PROJECT_CODES = (
+    "exit codes with --watch: 0 completed, 3 blocked, 130 cancelled. Ending this command never ends it."
 )
 
 
@@ -148,6 +155,44 @@ def _run(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--data", metavar="DIR", help="data folder of `perdure up` (PERDURE_DATA, .perdure)")
     command.add_argument("--json", action="store_true", help="events and the run as JSON lines")
+
+
+def _project(project: argparse.ArgumentParser) -> None:
+    actions = project.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="start a project", epilog=_PROJECT)
+    create.add_argument("brief", metavar="BRIEF", nargs="?", help="what is to be built")
+    create.add_argument("--name", metavar="NAME", help="its name (the beginning of the brief)")
+    create.add_argument(
+        "--file", metavar="FILE", help="a JSON body as the API takes it; - reads it from standard input"
+    )
+    create.add_argument(
+        "--verify",
+        metavar="CMD",
+        action="append",
+        default=[],
+        help="a command that must always succeed; may be repeated",
+    )
+    create.add_argument("--init", metavar="CMD", help="the command that sets the environment up")
+    create.add_argument(
+        "--seed", metavar="DIR", help="a folder of this machine that the workspace begins from"
+    )
+    listing = actions.add_parser("list", help="projects, newest first")
+    listing.add_argument("--limit", type=positive, default=20, metavar="N", help="at most this many (20)")
+    listing.add_argument("--cursor", help="continue where an earlier list ended")
+    show = actions.add_parser("show", help="the progress card", epilog=_PROJECT_CODES)
+    show.add_argument("--watch", action="store_true", help="follow until it ends or is blocked")
+    told = {"pause": "come to a rest", "resume": "go on after a pause or a block", "cancel": "end it"}
+    steering = [actions.add_parser(name, help=what) for name, what in told.items()]
+    steering[1].add_argument(
+        "--limits", metavar="JSON", help="the caps in force from now on, as the API takes them"
+    )
+    for command in (show, *steering):
+        command.add_argument(
+            "project_id", metavar="PROJECT", help="its id, as `perdure project list` shows it"
+        )
+    for command in (create, listing, show, *steering):
+        command.set_defaults(module="project")
+        command.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _dead(dead: argparse.ArgumentParser) -> None:

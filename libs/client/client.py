@@ -7,7 +7,7 @@ when the run ended or waits for a person.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -30,6 +30,15 @@ from libs.contracts.http import (
     read_body,
 )
 from libs.contracts.policyviews import DecisionView
+from libs.contracts.project_events import ProjectCancelled, ProjectCompleted
+from libs.contracts.projecthttp import ProjectCreate, ProjectResume
+from libs.contracts.projectviews import (
+    FeatureList,
+    ProjectCommandAccepted,
+    ProjectCreated,
+    ProjectList,
+    ProjectView,
+)
 from libs.contracts.run import TERMINAL
 from libs.contracts.views import (
     CommandAccepted,
@@ -55,7 +64,12 @@ RECONNECT_S, RECONNECT_S_MAX, RECONNECTS_MAX = 0.2, 5.0, 20
 
 NO_CONTENT = 204
 
-_TERMINAL_TYPES = frozenset(f"run.{status.lower()}" for status in TERMINAL)
+_TERMINAL_TYPES = frozenset(f"run.{status.lower()}" for status in TERMINAL) | {
+    ProjectCompleted.type,
+    ProjectCancelled.type,
+}
+ProjectCommand = Literal["pause", "resume", "cancel"]
+FeatureCommand = Literal["skip", "retry"]
 
 V = TypeVar("V", bound=BaseModel)
 Sleep = Callable[[float], Awaitable[None]]
@@ -213,6 +227,39 @@ class PerdureClient:
         """What the policy would decide about a call."""
         return await self._post("/api/policy/explain", DecisionView, question)
 
+    async def create_project(
+        self, project: ProjectCreate, *, idempotency_key: str | None = None
+    ) -> ProjectCreated:
+        return await self._post("/api/projects", ProjectCreated, project, idempotency_key)
+
+    async def projects(
+        self, *, status: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> ProjectList:
+        """One page, newest first."""
+        query = {"status": status, "limit": limit, "cursor": cursor}
+        return await self._get("/api/projects", ProjectList, query)
+
+    async def project(self, project_id: str) -> ProjectView:
+        """The progress card. `stream` follows a project's own events by its id."""
+        return await self._get(f"/api/projects/{_part(project_id)}", ProjectView)
+
+    async def features(self, project_id: str) -> FeatureList:
+        return await self._get(f"/api/projects/{_part(project_id)}/features", FeatureList)
+
+    async def command_project(
+        self, project_id: str, command: ProjectCommand, body: ProjectResume | None = None
+    ) -> ProjectCommandAccepted:
+        """Pause, resume (with other limits, if some are given) or cancel a project."""
+        path = f"/api/projects/{_part(project_id)}/{command}"
+        return await self._post(path, ProjectCommandAccepted, body)
+
+    async def command_feature(
+        self, project_id: str, feature_id: str, command: FeatureCommand
+    ) -> ProjectCommandAccepted:
+        """Skip or retry a feature."""
+        path = f"/api/projects/{_part(project_id)}/features/{_part(feature_id)}/{command}"
+        return await self._post(path, ProjectCommandAccepted)
+
     async def health(self) -> HealthView:
         return await self._get("/api/health", HealthView)
 
@@ -232,7 +279,7 @@ class PerdureClient:
         follow_suspended: bool = False,
         reconnecting: Reconnecting | None = None,
     ) -> AsyncGenerator[EventView]:
-        """Every event after `after_sequence`, then live ones, with reconnects in between.
+        """Every event of a run, or of a project, after `after_sequence`, then live ones, with reconnects in between.
 
         Ends after a terminal event, and, without `follow_suspended`, once the run waits for a person. A gateway that
         this client has never reached is not waited for.
@@ -273,7 +320,8 @@ class PerdureClient:
         """The events of one connection; `None` says that the gateway has nothing left for this client."""
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(seen)}
         timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
-        path = f"/api/runs/{_part(run_id)}/stream"
+        kind = "projects" if run_id.startswith("project_") else "runs"
+        path = f"/api/{kind}/{_part(run_id)}/stream"
         async with self._http.stream(
             "GET", path, params=dict(query), headers=headers, timeout=timeout
         ) as response:

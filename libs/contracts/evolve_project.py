@@ -4,7 +4,7 @@ Invariant: as in `evolve.py`; and no feature is verified without a verdict PASSE
 model says never reaches these states. An event costs the same whatever the project's age.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -57,13 +57,6 @@ def evolve_project(state: ProjectState | None, event: Event) -> ProjectState:
         raise _illegal(state, event, f"{body.type} is not legal in {state.status}")
     folded = _FOLDS[type(body)](state, event)
     return _replace(folded, sequence=event.sequence, last_event_at=event.at)
-
-
-def fold_project(state: ProjectState | None, events: Iterable[Event]) -> ProjectState | None:
-    """`evolve_project` over many events."""
-    for event in events:
-        state = evolve_project(state, event)
-    return state
 
 
 def _created(event: Event) -> ProjectState:
@@ -352,7 +345,8 @@ def _judged(state: ProjectState, work: Work, body: e.SessionEnded, error: str) -
     known = state.features[work.feature_id]
     feature = known
     if body.outcome in _COUNTED:
-        feature = _replace(known, failures=known.failures + 1, last_error=error, side_ref=body.side_ref)
+        # What was judged and failed is not gone on with; people find it under the session's side ref.
+        feature = _replace(known, failures=known.failures + 1, last_error=error, side_ref=None)
     elif body.outcome is Outcome.UNFINISHED:
         feature = _replace(known, unfinished=known.unfinished + 1, last_error=error, side_ref=body.side_ref)
     return _replace(state, features={**state.features, feature.id: feature})

@@ -8,9 +8,10 @@ from typing import cast
 import msgspec
 
 from libs.contracts import events as e
-from libs.contracts.checks import Verification
+from libs.contracts.checks import Verdict, Verification
 from libs.contracts.envelope import Event
 from libs.contracts.ids import child_run_id
+from libs.contracts.projects import FeatureSpec, Handoff, bounded
 from libs.contracts.run import (
     Attachment,
     CallState,
@@ -19,9 +20,11 @@ from libs.contracts.run import (
     PendingVerification,
     RunState,
     RunStatus,
+    StepResult,
     Uncertainty,
 )
-from libs.contracts.tools import Semantics
+from libs.contracts.sessions import WRITE_FEATURES, WRITE_HANDOFF
+from libs.contracts.tools import VERIFY, Semantics
 from libs.contracts.transcript import AssistantItem, ToolItem, UserItem, lightened
 from libs.contracts.values import CONTEXT_EXHAUSTED, Todo, Usage
 
@@ -31,6 +34,8 @@ _replace = msgspec.structs.replace
 RATIO_TOKENS_MIN = 1_000
 # A provider that counts without what it had cached, or with something of its own, teaches nothing beyond these.
 RATIO_MIN, RATIO_MAX = 0.5, 4.0
+# What the state keeps of the output of an errand's step; all of it stands in the log.
+STEP_OUTPUT_CHARS = 4_000
 
 
 # --- The model --------------------------------------------------------------------------------------------------
@@ -178,6 +183,12 @@ def tool_completed(state: RunState, event: Event) -> RunState:
         changed = cast(dict[str, str | None], several)
         files = {known: was for known, was in files.items() if known not in changed}
         files |= {known: now for known, now in changed.items() if isinstance(now, str)}
+    handoff, proposed = state.handoff, state.proposed
+    if body.ok and (call := state.call(body.call_id)) is not None:
+        if named == WRITE_HANDOFF:
+            handoff = bounded(msgspec.convert(call.arguments, Handoff, strict=False))
+        elif named == WRITE_FEATURES:
+            proposed = msgspec.convert(call.arguments.get("features", []), list[FeatureSpec])
     made = state.call(body.call_id)
     effects = made is not None and made.needs_workspace and made.semantics is not Semantics.READ_ONLY
     reconciled = state.reconciled
@@ -187,7 +198,10 @@ def tool_completed(state: RunState, event: Event) -> RunState:
         state,
         claims_without_progress=0,
         silences=0,
-        transcript=(*state.transcript, item),
+        transcript=state.transcript if state.task.errands else (*state.transcript, item),
+        steps=_with_step(state, body),
+        handoff=handoff,
+        proposed=proposed,
         calls=tuple(call for call in state.calls if call.call_id != body.call_id),
         answered=state.answered | {body.call_id},
         todos=todos,
@@ -195,6 +209,16 @@ def tool_completed(state: RunState, event: Event) -> RunState:
         unsaved=state.unsaved + effects,
         reconciled=reconciled,
     )
+
+
+def _with_step(state: RunState, body: e.ToolCompleted) -> tuple[StepResult, ...]:
+    """The results of an errand's steps with this one. They come one after the other."""
+    if not state.task.errands:
+        return state.steps
+    call = state.call(body.call_id)
+    name = call.name if call is not None else ""
+    output = body.output[-STEP_OUTPUT_CHARS:]
+    return (*state.steps, StepResult(name=name, ok=body.ok, output=output, metadata=body.metadata))
 
 
 def tool_uncertain(state: RunState, event: Event) -> RunState:
@@ -279,8 +303,12 @@ def verification_completed(state: RunState, event: Event) -> RunState:
     transcript = state.transcript
     if body.feedback:
         transcript = (*transcript, UserItem(text=body.feedback, origin="verification"))
+    steps = state.steps
+    if state.task.errands:
+        steps = (*steps, StepResult(name=VERIFY, ok=body.status is not Verdict.FAILED))
     return _replace(
         state,
+        steps=steps,
         status=RunStatus.RUNNING,
         claims_without_progress=0,
         silences=0,

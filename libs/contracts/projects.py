@@ -64,7 +64,8 @@ class ProjectStatus(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a session ended. `unfinished`: it was cut off by a budget with nothing against it, and goes on."""
+    """How a session ended. `unfinished`: it was cut off by a budget with nothing against it, and goes on; `abandoned`:
+    nobody wants any more what it was for."""
 
     COMMITTED = "committed"
     INITIALIZED = "initialized"
@@ -73,6 +74,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     REGRESSED = "regressed"
     CANCELLED = "cancelled"
+    ABANDONED = "abandoned"
 
 
 class FeatureSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

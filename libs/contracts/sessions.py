@@ -7,6 +7,10 @@ from enum import StrEnum
 
 import msgspec
 
+# Tools of the runtime that only the agent of a project's session has: they change its run, not the world.
+WRITE_HANDOFF = "write_handoff"
+WRITE_FEATURES = "write_features"
+
 
 class SessionKind(StrEnum):
     """`initialize` writes the list of features, `feature` works on one, `final` proves all of them once more."""
@@ -37,11 +41,12 @@ class SessionRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step of a run that asks no model: a call of the runtime to the workspace's host (`name`, `arguments`), or with
-    the name `verify` the proof of the task's acceptance. Unless it `must_pass`, its failure is only recorded. Steps
-    are done again after a crash, so each is idempotent."""
+    the name `verify` the proof of the task's acceptance, once. One that `must_pass` and fails ends the run with its
+    `error_code`; of another its failure is only recorded. Steps are done again after a crash, so each is idempotent."""
 
     name: str
     arguments: dict[str, object] = {}
     timeout_s: float = 120.0
     must_pass: bool = True
     label: str = ""
+    error_code: str = "WORKSPACE_ERROR"

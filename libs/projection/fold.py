@@ -9,9 +9,12 @@ from typing import NamedTuple
 import msgspec
 
 from libs.contracts import events as e
+from libs.contracts import project_events as p
 from libs.contracts.envelope import Event, Record, WireEvent, decode_event, raw_events
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.ids import is_id
+from libs.contracts.project import TERMINAL
+from libs.contracts.projects import FeatureStatus, Phase
 from libs.contracts.values import Listed, Usage
 
 # What a list shows of a goal; the search looks at all of it.
@@ -32,6 +35,7 @@ class RunMade(NamedTuple):
     workspace: str
     priority: str
     metadata: str
+    project_id: str | None = None
 
 
 class RunMoved(NamedTuple):
@@ -80,11 +84,38 @@ class Answered(NamedTuple):
     answered_at: str
 
 
-Change = RunMade | RunMoved | UsageCounted | RunRemoved | Asked | Answered
+class ProjectMade(NamedTuple):
+    project_id: str
+    tenant: str
+    name: str
+    status: str
+    phase: str
+    created_at: str
+    last_sequence: int
+    last_event_at: str
+
+
+class ProjectMoved(NamedTuple):
+    """What a record changed about a project: `None` leaves a column as it is, counts are added."""
+
+    project_id: str
+    status: str
+    last_sequence: int
+    last_event_at: str
+    phase: str | None = None
+    finished_at: str | None = None
+    sessions: int | None = None
+    listed: int = 0
+    committed: int = 0
+
+
+Change = ProjectMade | ProjectMoved | RunMade | RunMoved | UsageCounted | RunRemoved | Asked | Answered
 
 
 def changes(record: Record) -> list[Change]:
-    """The changes of rows that a life record means; none for logs that are not a run's."""
+    """The changes of rows that a life record means; none for logs that are neither a run's nor a project's."""
+    if is_id("project", record.log_id):
+        return _project_changes(record)
     if not is_id("run", record.log_id):
         return []
     found: list[Change] = []
@@ -139,6 +170,7 @@ def _made(event: Event, body: e.RunCreated, status: str, last_sequence: int) -> 
         workspace=body.workspace,
         priority=body.task.priority,
         metadata=msgspec.json.encode(body.task.metadata).decode(),
+        project_id=body.task.session.project_id if body.task.session is not None else None,
     )
 
 
@@ -222,6 +254,52 @@ def _counted(run_id: str, usage: Usage) -> UsageCounted:
         reasoning_tokens=usage.reasoning_tokens,
         cost_usd=usage.cost_usd,
     )
+
+
+def _project_changes(record: Record) -> list[Change]:
+    header, found = record.header, list[Change]()
+    moved: ProjectMoved | None = None
+    for at, event in _events(record):
+        body = event.body if event is not None else None
+        if isinstance(body, p.ProjectCreated):
+            found.append(_project_made(record, body, at))
+            continue
+        moved = moved or ProjectMoved(record.log_id, header.state, header.last, at)
+        moved = _project_moved(moved, body)
+    if moved is not None and header.state in _PROJECT_ENDS:
+        moved = moved._replace(finished_at=moved.last_event_at)
+    return [*found, moved] if moved is not None else found
+
+
+_PROJECT_ENDS = frozenset(status.value for status in TERMINAL)
+
+
+def _project_made(record: Record, body: p.ProjectCreated, at: str) -> ProjectMade:
+    return ProjectMade(
+        project_id=record.log_id,
+        tenant=body.tenant,
+        name=body.spec.name,
+        status=record.header.state,
+        phase=Phase.INITIALIZE.value,
+        created_at=at,
+        last_sequence=record.header.last,
+        last_event_at=at,
+    )
+
+
+def _project_moved(moved: ProjectMoved, body: object) -> ProjectMoved:
+    match body:
+        case p.PhaseChanged(phase=phase):
+            return moved._replace(phase=phase.value)
+        case p.FeatureListSet(features=features) | p.FeatureListAmended(features=features):
+            return moved._replace(listed=moved.listed + len(features))
+        case p.SessionStarted(session=session):
+            return moved._replace(sessions=session)
+        case p.FeatureStateChanged(before=before, state=state):
+            change = (state is FeatureStatus.COMMITTED) - (before is FeatureStatus.COMMITTED)
+            return moved._replace(committed=moved.committed + change)
+        case _:
+            return moved
 
 
 _wire = msgspec.json.Decoder(WireEvent)

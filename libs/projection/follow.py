@@ -15,7 +15,7 @@ from libs.contracts.envelope import Record
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.ids import is_id, shard_of
 from libs.contracts.run import EXPERIMENT, RunStatus
-from libs.projection.rows import Position, RunQuery, RunRow
+from libs.projection.rows import Position, ProjectQuery, ProjectRow, RunQuery, RunRow
 from libs.projection.sqlite import SqliteIndex
 
 # A batch is one transaction: large enough to rebuild quickly, small enough to let a reader in between.
@@ -42,20 +42,28 @@ class Projection:
         self._advanced = asyncio.Event()
         self._reported: OrderedDict[str, None] = OrderedDict()
 
-    def acknowledged(self, run_id: str, stream_sequence: int) -> None:
+    def acknowledged(self, log_id: str, stream_sequence: int) -> None:
         """Remember a life record that this process appended."""
-        shard = shard_of(run_id)
+        shard = shard_of(log_id)
         self._acknowledged[shard] = max(self._acknowledged.get(shard, 0), stream_sequence)
 
     async def runs(self, query: RunQuery) -> list[RunRow]:
         """A page of runs that holds at least what this process acknowledged before, if that takes no longer than 1 s."""
+        await self._catch_up()
+        return await self._index.runs(query)
+
+    async def projects(self, query: ProjectQuery) -> list[ProjectRow]:
+        """A page of projects, like `runs`."""
+        await self._catch_up()
+        return await self._index.projects(query)
+
+    async def _catch_up(self) -> None:
         try:
             async with asyncio.timeout(OWN_WRITES_S):
                 while not self._caught_up():
                     await self._advanced.wait()
         except TimeoutError:
             pass
-        return await self._index.runs(query)
 
     async def resume(self, shards: int) -> None:
         """Go on from the stored positions; from nothing when the log is not the one that the rows were made from."""

@@ -23,6 +23,7 @@ class RunQuery(NamedTuple):
     limit: int = LIMIT_DEFAULT
     statuses: tuple[str, ...] = ()
     task_id: str | None = None
+    project_id: str | None = None
     text: str | None = None
     before: Cursor | None = None
 
@@ -61,6 +62,34 @@ class RunRow(NamedTuple):
     @property
     def cursor(self) -> Cursor:
         return Cursor(self.created_at, self.run_id)
+
+
+class ProjectQuery(NamedTuple):
+    tenant: str
+    limit: int = LIMIT_DEFAULT
+    statuses: tuple[str, ...] = ()
+    before: Cursor | None = None
+
+
+class ProjectRow(NamedTuple):
+    """A project as lists show it."""
+
+    project_id: str
+    tenant: str
+    name: str
+    status: str
+    phase: str
+    created_at: str
+    finished_at: str | None
+    last_sequence: int
+    last_event_at: str
+    committed: int
+    features_total: int
+    sessions: int
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.created_at, self.project_id)
 
 
 class Position(NamedTuple):

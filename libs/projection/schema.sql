@@ -16,6 +16,7 @@ CREATE TABLE runs (
     workspace TEXT NOT NULL,
     priority TEXT NOT NULL,
     metadata TEXT NOT NULL,
+    project_id TEXT,
     answer TEXT,
     verdict TEXT,
     error_code TEXT,
@@ -31,6 +32,24 @@ CREATE TABLE runs (
 CREATE INDEX runs_newest ON runs (tenant, created_at, run_id);
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at, run_id);
 CREATE INDEX runs_by_task ON runs (task_id);
+
+CREATE INDEX runs_by_project ON runs (project_id, created_at, run_id) WHERE project_id IS NOT NULL;
+
+CREATE TABLE projects (
+    project_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    status TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    finished_at TEXT,
+    last_sequence INTEGER NOT NULL,
+    last_event_at TEXT NOT NULL,
+    committed INTEGER NOT NULL DEFAULT 0,
+    features_total INTEGER NOT NULL DEFAULT 0,
+    sessions INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX projects_newest ON projects (tenant, created_at, project_id);
 
 CREATE TABLE questions (
     run_id TEXT NOT NULL,

@@ -20,16 +20,18 @@ from libs.projection.fold import (
     Answered,
     Asked,
     Change,
+    ProjectMade,
+    ProjectMoved,
     RunMade,
     RunMoved,
     RunRemoved,
     UsageCounted,
     changes,
 )
-from libs.projection.rows import Position, RunQuery, RunRow
+from libs.projection.rows import Position, ProjectQuery, ProjectRow, RunQuery, RunRow
 
 # Raise it with every change of schema.sql or of what fold.py writes: older files are then rebuilt.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # The writer and the reader share a file; neither holds a lock longer than a batch takes.
 BUSY_TIMEOUT_S = 5.0
 
@@ -88,6 +90,10 @@ class SqliteIndex:
         """A page, newest first."""
         return await self._in(self._reader, lambda: self._runs(query))
 
+    async def projects(self, query: ProjectQuery) -> list[ProjectRow]:
+        """A page of projects, newest first."""
+        return await self._in(self._reader, lambda: self._projects(query))
+
     async def close(self) -> None:
         await asyncio.to_thread(self._close)
 
@@ -125,6 +131,10 @@ class SqliteIndex:
 
     def _write(self, change: Change) -> None:
         match change:
+            case ProjectMade():
+                names = ("create_project",)
+            case ProjectMoved():
+                names = ("move_project",)
             case RunMade():
                 names = ("create_run",)
             case RunMoved():
@@ -144,7 +154,7 @@ class SqliteIndex:
 
     def _clear(self) -> None:
         self._writing.executescript(
-            "BEGIN; DELETE FROM runs; DELETE FROM questions; DELETE FROM positions; COMMIT;"
+            "BEGIN; DELETE FROM runs; DELETE FROM questions; DELETE FROM projects; DELETE FROM positions; COMMIT;"
         )
 
     def _runs(self, query: RunQuery) -> list[RunRow]:
@@ -152,12 +162,23 @@ class SqliteIndex:
             "tenant": query.tenant,
             "statuses": json.dumps(query.statuses) if query.statuses else None,
             "task_id": query.task_id,
+            "project_id": query.project_id,
             "searched": query.text.casefold() if query.text else None,
             "before_at": query.before.created_at if query.before else None,
             "before_id": query.before.run_id if query.before else None,
             "limit": query.limit,
         }
         return [RunRow(*row) for row in self._reading.execute(self._statements["list_runs"], values)]
+
+    def _projects(self, query: ProjectQuery) -> list[ProjectRow]:
+        values = {
+            "tenant": query.tenant,
+            "statuses": json.dumps(query.statuses) if query.statuses else None,
+            "before_at": query.before.created_at if query.before else None,
+            "before_id": query.before.run_id if query.before else None,
+            "limit": query.limit,
+        }
+        return [ProjectRow(*row) for row in self._reading.execute(self._statements["list_projects"], values)]
 
     def _close(self) -> None:
         self._writer.shutdown()

@@ -2,9 +2,9 @@
 
 -- name: create_run
 INSERT INTO runs (run_id, tenant, task_id, parent_run_id, title, searched, status, created_at, last_sequence,
-                  last_event_at, workspace, priority, metadata)
+                  last_event_at, workspace, priority, metadata, project_id)
 VALUES (:run_id, :tenant, :task_id, :parent_run_id, :title, :searched, :status, :created_at, :last_sequence,
-        :last_event_at, :workspace, :priority, :metadata)
+        :last_event_at, :workspace, :priority, :metadata, :project_id)
 ON CONFLICT (run_id) DO NOTHING;
 
 -- name: move_run
@@ -72,7 +72,35 @@ FROM runs
 WHERE tenant = :tenant
   AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
   AND (:task_id IS NULL OR task_id = :task_id)
+  AND (:project_id IS NULL OR project_id = :project_id)
   AND (:searched IS NULL OR instr(searched, :searched) > 0)
   AND (:before_at IS NULL OR (created_at, runs.run_id) < (:before_at, :before_id))
 ORDER BY created_at DESC, runs.run_id DESC
+LIMIT :limit;
+
+-- name: create_project
+INSERT INTO projects (project_id, tenant, name, status, phase, created_at, last_sequence, last_event_at)
+VALUES (:project_id, :tenant, :name, :status, :phase, :created_at, :last_sequence, :last_event_at)
+ON CONFLICT (project_id) DO NOTHING;
+
+-- name: move_project
+UPDATE projects
+SET status = :status,
+    phase = coalesce(:phase, phase),
+    finished_at = coalesce(:finished_at, finished_at),
+    last_sequence = :last_sequence,
+    last_event_at = :last_event_at,
+    sessions = coalesce(:sessions, sessions),
+    features_total = features_total + :listed,
+    committed = committed + :committed
+WHERE project_id = :project_id AND last_sequence < :last_sequence;
+
+-- name: list_projects
+SELECT project_id, tenant, name, status, phase, created_at, finished_at, last_sequence, last_event_at, committed,
+       features_total, sessions
+FROM projects
+WHERE tenant = :tenant
+  AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
+  AND (:before_at IS NULL OR (created_at, project_id) < (:before_at, :before_id))
+ORDER BY created_at DESC, project_id DESC
 LIMIT :limit;

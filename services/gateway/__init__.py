@@ -5,11 +5,12 @@ Consumes: the `life` of all shards (lists), the feed and the live subject of wat
 catalog buckets (health), the spending bucket (quotas).
 Emits: `run.created`, `run.start_requested`, `run.cancel_requested`, `run.cancelled` (of runs that nobody owns),
 `run.pause_requested`, `run.resume_requested`, `input.received`, `reconciliation.resolved`, `message.received` and the
-tombstone `run.deleted`, all through `libs/bus/runs.py`; for operators, dead letters to where they came from.
+tombstone `run.deleted`; in projects `project.created`, their pausing, resuming and cancelling, and features that a person
+skips or retries; all through `libs/bus/runs.py`; for operators, dead letters to where they came from.
 
 A run that a later version wrote: lists keep what they last understood, its events are passed on as they are where
 their records can be read, and everything that has to fold it answers 503 `CONFIGURATION_ERROR` (upgrade this gateway).
 
 Reading order: app (what is wired to what), operations (the API in one table), tasks, commands and decisions, runs,
-outline, stream and watch (one follower a run, many clients), problems (failures become envelopes).
+projects, outline, stream and watch (one follower a run, many clients), problems (failures become envelopes).
 """

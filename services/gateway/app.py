@@ -17,7 +17,7 @@ from libs.bus.copies import Copies
 from libs.bus.creation import Creation
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
-from libs.bus.runs import Runs
+from libs.bus.runs import Runs, projects_of
 from libs.bus.spending import Spending
 from libs.chassis.logs import get_logger
 from libs.chassis.run import VERSION, Chassis
@@ -34,6 +34,7 @@ from services.gateway.deadletters import DeadLettersApi
 from services.gateway.health import HealthApi, Identity
 from services.gateway.places import Places
 from services.gateway.policies import PoliciesApi
+from services.gateway.projects import ProjectsApi
 from services.gateway.quotas import Quotas
 from services.gateway.requests import Requests
 from services.gateway.roster import Roster
@@ -57,6 +58,7 @@ class Gateway:
         self._bus, self._runs, self._clock = bus, runs, clock
         self._liveness, self._settings = liveness, settings
         self._requests = Requests()
+        self._projects = projects_of(bus, clock)
         self._spending = Spending(
             bus.bucket("spending"), clock, limit=settings.tenant_tokens_per_day, boot=liveness.boot
         )
@@ -75,6 +77,7 @@ class Gateway:
         handlers = {
             **self._reading(rows, watches, roster),
             **self._changing(rows, roster),
+            **self._projects_api(rows, roster),
             "explain_policy": policies.explain,
             "list_dead_letters": letters.find,
             "replay_dead_letter": letters.replay,
@@ -93,6 +96,7 @@ class Gateway:
             shards=SHARDS,
         )
         artifacts = ArtifactsApi(self._runs, Places(self._bus, roster), shards=SHARDS)
+        streams = StreamApi(watches, shards=SHARDS)
         return {
             "list_runs": reading.find,
             "show_run": reading.show,
@@ -103,7 +107,8 @@ class Gateway:
             "list_artifacts": artifacts.find,
             "download_artifact": artifacts.download,
             "show_diff": artifacts.diff,
-            "stream_run": StreamApi(watches, shards=SHARDS).stream,
+            "stream_run": streams.stream,
+            "stream_project": streams.stream,
         }
 
     def _changing(self, rows: Projection, roster: Roster) -> dict[str, Handler]:
@@ -140,6 +145,19 @@ class Gateway:
             "delete_run": commands.delete,
         }
 
+    def _projects_api(self, rows: Projection, roster: Roster) -> dict[str, Handler]:
+        """What makes, shows and changes projects."""
+        return ProjectsApi(
+            projects=self._projects,
+            runs=self._runs,
+            rows=rows,
+            roster=roster,
+            quotas=Quotas(self._spending, self._clock),
+            clock=self._clock,
+            settings=self._settings,
+            shards=SHARDS,
+        ).handlers()
+
     @asynccontextmanager
     async def parts(self) -> AsyncGenerator[tuple[Projection, Watches]]:
         """The read model and the watches, with the tasks that keep them up to date."""
@@ -156,6 +174,7 @@ class Gateway:
                 rows,
                 Watches(
                     runs=self._runs,
+                    projects=self._projects,
                     log=self._bus.log,
                     wire=self._bus.wire,
                     checkpoints=checkpoints,

@@ -54,6 +54,17 @@ def task_id_of(request: Request, shards: int) -> str:
     return _existing_id(request, "task", shards)
 
 
+def project_id_of(request: Request, shards: int) -> str:
+    return _existing_id(request, "project", shards)
+
+
+def log_id_of(request: Request, shards: int) -> str:
+    """The id of the log that a stream is of: a run's, or a project's."""
+    return (
+        project_id_of(request, shards) if "project_id" in request.path_params else run_id_of(request, shards)
+    )
+
+
 def flag(request: Request, name: str, *, default: bool) -> bool:
     """A boolean query parameter: `true` or `false`."""
     text = _query(request, name)

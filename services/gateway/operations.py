@@ -21,6 +21,7 @@ from services.gateway.operation import (
     flag,
     integer,
 )
+from services.gateway.projectoperations import PROJECT_OPERATIONS
 from services.gateway.runs import EVENTS_LIMIT_DEFAULT, EVENTS_LIMIT_MAX
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -357,4 +358,5 @@ OPERATIONS: tuple[Operation, ...] = (
         failures=(503,),
         audience="everybody",
     ),
+    *PROJECT_OPERATIONS,
 )

@@ -59,11 +59,10 @@ class RunsApi:
             limit=limit + 1,
             statuses=edge.choice(request, "status", frozenset(RunStatus)),
             task_id=edge.text(request, "task_id"),
+            project_id=edge.text(request, "project_id"),
             text=edge.text(request, "q"),
             before=edge.cursor_of(request),
         )
-        if edge.text(request, "project_id") is not None:
-            return edge.answer(RunList(runs=[], next_cursor=None))
         rows = await self._rows.runs(query)
         more = edge.cursor_text(rows[limit - 1].cursor) if len(rows) > limit else None
         return edge.answer(RunList(runs=[summary(row) for row in rows[:limit]], next_cursor=more))

@@ -1,4 +1,4 @@
-"""`GET /api/runs/{id}/stream`: replay of what is stored joined to what comes, as server-sent events.
+"""`GET /api/runs/{id}/stream`, and the same of a project: replay of what is stored joined to what comes, as server-sent events.
 
 Invariant: each client gets every event once and in order, and its id; what it cannot keep up with are deltas only.
 Disconnecting changes nothing but this gateway's memory.
@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 from libs.bus.ports import LogKey
 from libs.chassis.logs import get_logger
 from libs.contracts.errors import BusUnavailable, InvalidCursor, PerdureError
-from libs.contracts.run import TERMINAL
 from services.gateway import edge
 from services.gateway.frames import PING, RETRY, Shown
 from services.gateway.watch import Head, Watch, Watches
@@ -52,7 +51,7 @@ class StreamApi:
         self._watches, self._shards = watches, shards
 
     async def stream(self, request: Request, tenant: str) -> Response:
-        key = LogKey(tenant, edge.run_id_of(request, self._shards))
+        key = LogKey(tenant, edge.log_id_of(request, self._shards))
         wanted = _wanted(request)
         if self._watches.clients >= CLIENTS_MAX:
             raise BusUnavailable(f"this gateway serves {CLIENTS_MAX} streams already", retry_after_s=5)
@@ -61,7 +60,7 @@ class StreamApi:
             head = await _head_for(watch, wanted)
             after = head.last if wanted.after is None else wanted.after
             if after > head.last:
-                raise InvalidCursor(f"run {key.log_id} has {head.last} events; {after} is beyond its end")
+                raise InvalidCursor(f"{key.log_id} has {head.last} events; {after} is beyond its end")
             if after == head.last and head.ended(follow_suspended=wanted.follow_suspended):
                 return Response(status_code=204)
             if request.method == "HEAD":
@@ -187,7 +186,7 @@ async def _until_gone(receive: Receive, writing: asyncio.Task[None]) -> None:
 async def _head_for(watch: Watch, wanted: Wanted) -> Head:
     """The head to judge the request by: what the watch knows serves a client that has something to read, and the
     leader is asked before anything is denied, and of an ended run, which may have been deleted meanwhile."""
-    ended = watch.head.status in TERMINAL
+    ended = watch.head.ended(follow_suspended=True)
     if wanted.after is not None and wanted.after < watch.head.last and not ended:
         return watch.head
     return await watch.confirmed_head()

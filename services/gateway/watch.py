@@ -14,24 +14,30 @@ import msgspec
 
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.ports import Log, LogKey, Wire
-from libs.bus.runs import Runs
+from libs.bus.runs import Projects, Runs
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.envelope import Record
 from libs.contracts.errors import NewerRecord, NotFound, PerdureError
+from libs.contracts.ids import is_id
 from libs.contracts.live import ModelDelta
+from libs.contracts.project import TERMINAL as PROJECT_TERMINAL
+from libs.contracts.projects import ProjectStatus
 from libs.contracts.run import TERMINAL, RunStatus
 from libs.contracts.subjects import Subjects
 from services.gateway.frames import completed_iteration, delta_frame, is_tombstone, shown_events
-from services.gateway.outline import Outline, outline
+from services.gateway.outline import Outline, outline, project_outline
 from services.gateway.replay import Replay
 
 # The window: what a client may lag behind before it reads the log. Deltas are most of it, and are what gets lost.
 WINDOW_ENTRIES_MAX = 1024
 WINDOW_BYTES_MAX = 512 * 1024
 
-# A run that waits for a person; other waits end by themselves and keep streams open.
-WAITS_FOR_A_PERSON = frozenset({RunStatus.WAITING_FOR_INPUT, RunStatus.RECONCILIATION_REQUIRED})
+# A run or a project that waits for a person; other waits end by themselves and keep streams open.
+WAITS_FOR_A_PERSON: frozenset[RunStatus | ProjectStatus] = frozenset(
+    {RunStatus.WAITING_FOR_INPUT, RunStatus.RECONCILIATION_REQUIRED, ProjectStatus.BLOCKED}
+)
+_ENDED: frozenset[RunStatus | ProjectStatus] = frozenset({*TERMINAL, *PROJECT_TERMINAL})
 
 _log = get_logger("gateway.watch")
 _delta = msgspec.json.Decoder(ModelDelta)
@@ -46,14 +52,14 @@ class Entry(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Where a run's log stands: the last public sequence and the status after it."""
+    """Where a run's or a project's log stands: the last public sequence and the status after it."""
 
     last: int
-    status: RunStatus
+    status: RunStatus | ProjectStatus
 
     def ended(self, *, follow_suspended: bool) -> bool:
         """Whether nothing comes until a person acts, or ever."""
-        return self.status in TERMINAL or (not follow_suspended and self.status in WAITS_FOR_A_PERSON)
+        return self.status in _ENDED or (not follow_suspended and self.status in WAITS_FOR_A_PERSON)
 
 
 class Watch:
@@ -205,12 +211,15 @@ class Watch:
         )
 
 
-def _status(record: Record) -> RunStatus:
-    """The run's status after a record. Raises `NewerRecord` for one that this version does not know."""
+def _status(record: Record) -> RunStatus | ProjectStatus:
+    """The status after a record. Raises `NewerRecord` for one that this version does not know."""
+    kind = ProjectStatus if is_id("project", record.log_id) else RunStatus
     try:
-        return RunStatus(record.header.state)
+        return kind(record.header.state)
     except ValueError as error:
-        raise NewerRecord(f"{record.header.state} is no state of a run here", log_id=record.log_id) from error
+        raise NewerRecord(
+            f"{record.header.state} is no state of {record.log_id}", log_id=record.log_id
+        ) from error
 
 
 class _Slot:
@@ -228,6 +237,7 @@ class Watches:
         self,
         *,
         runs: Runs,
+        projects: Projects,
         log: Log,
         wire: Wire,
         checkpoints: Checkpoints,
@@ -236,6 +246,7 @@ class Watches:
         group: asyncio.TaskGroup,
     ) -> None:
         self._runs, self._bus_log, self._wire, self._checkpoints = runs, log, wire, checkpoints
+        self._projects = projects
         self._subjects, self._clock, self._group = subjects, clock, group
         self._slots: dict[LogKey, _Slot] = {}
         self.draining = False
@@ -262,7 +273,9 @@ class Watches:
                     slot.task.cancel()
 
     async def outline(self, key: LogKey) -> Outline:
-        """Where a run's log stands. Raises `NotFound`."""
+        """Where a run's or a project's log stands. Raises `NotFound`."""
+        if is_id("project", key.log_id):
+            return await project_outline(self._projects, key)
         return await outline(self._runs, self._bus_log, key)
 
     def replay(self, seen: Outline) -> Replay:

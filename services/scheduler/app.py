@@ -11,17 +11,20 @@ from typing import Any
 from libs.bus.creation import Creation
 from libs.bus.liveness import LeaseValue, Registration, register
 from libs.bus.ports import Bus, Liveness
-from libs.bus.runs import Runs
+from libs.bus.runs import Runs, projects_of
 from libs.chassis.run import Chassis
 from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
+from libs.contracts.tasks import Limits
 from services.scheduler.chores import Chores, unfinished
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.endings import Endings
 from services.scheduler.family import Family
 from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
+from services.scheduler.projects.orchestrator import Orchestrator
+from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.remains import Remains
 from services.scheduler.replicas import Replicas
 from services.scheduler.rows import Rows
@@ -50,6 +53,7 @@ class Scheduler:
         *,
         tenant_runs_max: int | None,
         timing: Timing,
+        limits: Limits | None = None,
     ) -> None:
         self._clock, self._timing = clock, timing
         leases = bus.bucket("leases")
@@ -64,9 +68,13 @@ class Scheduler:
             bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
         )
         halting = Halting(bus.wire, bus.subjects, self._replicas)
-        self._chores = Chores(family, endings, bus.timers, remains, halting, clock)
+        orchestrator = Orchestrator(
+            projects_of(bus, clock), runs, bus.timers, liveness, clock, limits or Limits()
+        )
+        self._chores = Chores(family, endings, orchestrator, bus.timers, remains, halting, clock)
+        projects = ProjectRows()
         self._wakeups = Wakeups(
-            bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note
+            bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note, projects
         )
         self._deadlines = Deadlines(
             bus.timers, bus.queue, bus.subjects, runs, self.rows, self._wakeups, self._chores
@@ -79,6 +87,7 @@ class Scheduler:
             self._chores,
             clock,
             timing,
+            projects=projects,
             steps=[
                 self._takeover.find_hosts,
                 self._deadlines.compare,
@@ -164,6 +173,7 @@ async def serve(chassis: Chassis[SchedulerSettings]) -> None:
             Creation(chassis.runs, chassis.clock, shards=SHARDS, limits=settings.limits),
             tenant_runs_max=settings.tenant_runs_max,
             timing=Timing(),
+            limits=settings.limits,
         )
         await scheduler.run(chassis.stop)
     if dead.is_set():

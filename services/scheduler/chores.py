@@ -20,8 +20,9 @@ from services.scheduler.endings import Endings
 from services.scheduler.family import Family
 from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
+from services.scheduler.projects.orchestrator import Orchestrator
 from services.scheduler.remains import Remains
-from services.scheduler.row import Row, events_of
+from services.scheduler.row import Row, events_of, session_of
 
 # Far above what a burst of endings makes; a chore is a few hundred bytes.
 CHORES_MAX = 100_000
@@ -88,7 +89,14 @@ class Finish(NamedTuple):
     run: LogKey
 
 
-Chore = Report | Review | Recall | Arm | Disarm | Purge | Halt | Finish
+class Advance(NamedTuple):
+    """A project, or a run of one of its sessions, went on: look what follows. `fired`: the wait whose timer went off."""
+
+    project: LogKey
+    fired: int | None = None
+
+
+Chore = Advance | Report | Review | Recall | Arm | Disarm | Purge | Halt | Finish
 
 
 def ended(
@@ -97,7 +105,10 @@ def ended(
     """What the end of a run asks for. `before` is its row until now, `children` are those that have not ended."""
     chores: list[Chore] = [Recall(child.key, run) for child in children]
     if before is not None and (before.origin is None or before.parent is not None):
+        # Of a run that nobody has read, this finds out whose it is.
         chores.append(Report(run))
+    if before is not None and before.origin is not None and before.origin.project is not None:
+        chores.append(Advance(LogKey(run.tenant, before.origin.project)))
     if tombstone is not None:
         chores.append(Purge(run, tombstone))
     return chores
@@ -135,11 +146,13 @@ class Chores:
         self,
         family: Family,
         endings: Endings,
+        orchestrator: Orchestrator,
         timers: Timers,
         remains: Remains,
         halting: Halting,
         clock: Clock,
     ) -> None:
+        self._orchestrator = orchestrator
         self._family, self._endings, self._timers, self._clock = family, endings, timers, clock
         self._remains, self._halting = remains, halting
         self._waiting: dict[Chore, None] = {}
@@ -185,8 +198,13 @@ class Chores:
 
     async def _do(self, chore: Chore) -> None:
         match chore:
+            case Advance(project=project, fired=fired):
+                await self._orchestrator.advance(project, fired)
             case Report(child=child):
-                await self._family.report(child)
+                ended = await self._family.report(child)
+                owner = session_of(ended.run_id, ended.task.session) if ended is not None else None
+                if owner is not None:
+                    await self._orchestrator.advance(LogKey(child.tenant, owner))
             case Review(parent=parent):
                 await self._family.review(parent)
             case Recall(child=child, parent=parent):

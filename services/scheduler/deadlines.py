@@ -17,7 +17,7 @@ from libs.contracts.streams import fired_consumer
 from libs.contracts.subjects import Subjects
 from libs.contracts.tasks import Timer
 from libs.contracts.values import RunError
-from services.scheduler.chores import Arm, Chores, Disarm
+from services.scheduler.chores import Advance, Arm, Chores, Disarm
 from services.scheduler.leadership import Leadership
 from services.scheduler.row import TIMED
 from services.scheduler.rows import Rows
@@ -66,8 +66,12 @@ class Deadlines:
             timer = self._decoder.decode(delivery.body)
         except msgspec.MsgspecError as error:
             return dead(f"not a timer: {error}")
+        if is_token(timer.tenant) and is_id("project", timer.run_id):
+            # Should this get lost, the sweep comes back to the project.
+            self._chores.add([Advance(LogKey(timer.tenant, timer.run_id), timer.sequence)])
+            return ACK
         if not (is_token(timer.tenant) and is_id("run", timer.run_id)):
-            return dead("not a timer of a run")
+            return dead("not a timer of a run or a project")
         found = await self._runs.find(timer.tenant, timer.run_id)
         if found is None or found.state.waiting_since != timer.sequence:
             return ACK
@@ -101,6 +105,8 @@ class Deadlines:
         self._stale = stale
 
     def _is_stale(self, run_id: str, sequence: int) -> bool:
+        if not is_id("run", run_id):
+            return False  # One of a project fires once and is looked at then.
         row = self._rows.get(run_id)
         if row is None or row.status not in TIMED:
             return True

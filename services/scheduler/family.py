@@ -41,16 +41,17 @@ class Family:
         tail = await self._log.tail(run)
         return tail is None or tail.header.state in TERMINAL
 
-    async def report(self, child: LogKey) -> None:
-        """A child has ended: record it in its parent, if that waits for it at all."""
+    async def report(self, child: LogKey) -> RunState | None:
+        """A run has ended: record it in its parent, if one waits for it at all. The run, if it has ended."""
         found = await self._runs.find(*child)
         if found is None or not found.state.terminal:
-            return
+            return None
         parent = delegated_by(child.log_id, found.state.parent)
         if parent is not None and found.state.parent is not None:
             await self._tell(
                 LogKey(child.tenant, parent), [finished(found.state.parent.call_id, found.state)]
             )
+        return found.state
 
     async def review(self, parent: LogKey) -> None:
         """A run waits for children: record those that have ended and whose end it has not heard of."""

@@ -19,8 +19,9 @@ from libs.contracts.events import (
     RunDeleted,
     RunReleased,
 )
-from libs.contracts.ids import child_run_id, is_id
+from libs.contracts.ids import child_run_id, is_id, session_run_id
 from libs.contracts.run import OWNED, RunState, RunStatus
+from libs.contracts.sessions import SessionRef
 from libs.contracts.subjects import Priority
 from libs.contracts.tasks import Limits, Parent
 
@@ -34,10 +35,12 @@ TIMEOUT_S_MAX = 100 * 365 * 24 * 3600.0
 
 
 class Origin(NamedTuple):
-    """What a run was created with and keeps: the run that delegated it (`None`: a person), and its patience."""
+    """What a run was created with and keeps: the run that delegated it (`None`: a person), its patience, and the project
+    that it is a session's run of."""
 
     parent: str | None
     input_timeout_s: float | None
+    project: str | None = None
 
 
 class Deadline(NamedTuple):
@@ -127,7 +130,7 @@ def advanced(row: Row | None, wakeup: Wakeup, status: RunStatus, at: float) -> R
     for event in events_of(wakeup):
         match event.body:
             case RunCreated(task=task, parent=parent, limits=limits):
-                priority, origin = task.priority, _origin(wakeup.key.log_id, parent, limits)
+                priority, origin = task.priority, _origin(wakeup.key.log_id, parent, limits, task.session)
             case RunClaimed(boot=boot):
                 owner = boot
             case RunCancelRequested():
@@ -162,7 +165,7 @@ def read(row: Row | None, found: Folded, at: float) -> Row:
         epoch=state.epoch,
         since=at,
     )
-    origin = _origin(state.run_id, state.parent, state.limits)
+    origin = _origin(state.run_id, state.parent, state.limits, state.task.session)
     after = before._replace(
         status=state.status,
         epoch=state.epoch,
@@ -199,8 +202,16 @@ def delegated_by(run_id: str, parent: Parent | None) -> str | None:
     return parent.run_id if child_run_id(parent.run_id, parent.call_id) == run_id else None
 
 
-def _origin(run_id: str, parent: Parent | None, limits: Limits) -> Origin:
-    return Origin(delegated_by(run_id, parent), limits.input_timeout_s)
+def session_of(run_id: str, session: SessionRef | None) -> str | None:
+    """The project that a run is a session's run of. A copy of one (a fork, a retry) is nobody's: its id is another."""
+    if session is None or not is_id("project", session.project_id):
+        return None
+    made = session_run_id(session.project_id, session.session, session.stage)
+    return session.project_id if made == run_id else None
+
+
+def _origin(run_id: str, parent: Parent | None, limits: Limits, session: SessionRef | None) -> Origin:
+    return Origin(delegated_by(run_id, parent), limits.input_timeout_s, session_of(run_id, session))
 
 
 def _moved(before: Row, after: Row, at: float) -> Row:

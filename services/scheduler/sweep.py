@@ -12,8 +12,9 @@ from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
 from libs.contracts.errors import LogError, Unavailable
 from libs.contracts.run import RunStatus
-from services.scheduler.chores import Chores, Recall, Review, unfinished
+from services.scheduler.chores import Advance, Chores, Recall, Review, unfinished
 from services.scheduler.leadership import Leadership
+from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.replicas import Replicas
 from services.scheduler.row import Row
 from services.scheduler.rows import Rows
@@ -23,6 +24,8 @@ from services.scheduler.wakeups import READS_MAX, Wakeups
 # Runs that are folded in one sweep to learn what is not urgent; and waiting parents that are looked at.
 READS_PER_SWEEP = 1_000
 REVIEWS_PER_SWEEP = 1_000
+# Projects that are looked at in one sweep, in turn.
+ADVANCES_PER_SWEEP = 500
 
 _log = get_logger("sweep")
 
@@ -41,10 +44,11 @@ class Sweep:
         chores: Chores,
         clock: Clock,
         timing: Timing,
+        projects: ProjectRows,
         steps: Sequence[Callable[[], Awaitable[None]]],
     ) -> None:
         self._rows, self._wakeups, self._replicas, self._chores = rows, wakeups, replicas, chores
-        self._clock, self._timing = clock, timing
+        self._clock, self._timing, self._projects = clock, timing, projects
         self._steps = steps
         self._soon = asyncio.Event()
 
@@ -77,6 +81,8 @@ class Sweep:
     async def _sweep(self) -> None:
         self._look_into_runs()
         self._look_at_families()
+        # A run whose end was missed, or a wait whose timer was lost, is found by looking.
+        self._chores.add(Advance(key) for key in self._projects.next(ADVANCES_PER_SWEEP))
         self._replicas.suspect_owners()
         for step in self._steps:
             # None waits for another's trouble with the bus.

@@ -14,7 +14,8 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, LogError, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.run import TERMINAL, RunStatus
-from services.scheduler.chores import Chore, ended, halted, moved, unfinished
+from services.scheduler.chores import Advance, Chore, ended, halted, moved, unfinished
+from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.row import Row, advanced, is_tombstone, read
 from services.scheduler.rows import Rows
 
@@ -48,7 +49,9 @@ class Wakeups:
         changed: Callable[[], None],
         asked: Callable[[Iterable[Chore]], None],
         buried: Callable[[LogKey, int], None],
+        projects: ProjectRows,
     ) -> None:
+        self._projects = projects
         self._log, self._runs, self._rows, self._clock = log, runs, rows, clock
         self.changed, self._asked, self._buried = changed, asked, buried
         self._unread: dict[str, None] = {}
@@ -119,6 +122,8 @@ class Wakeups:
             return
         if is_id("run", wakeup.key.log_id):
             self._apply(wakeup)
+        elif is_id("project", wakeup.key.log_id) and self._projects.note(wakeup):
+            self._ask([Advance(wakeup.key)])
 
     def _apply(self, wakeup: Wakeup) -> None:
         before = self._rows.get(wakeup.key.log_id)

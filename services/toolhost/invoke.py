@@ -29,6 +29,7 @@ from libs.contracts.tools import (
 )
 from libs.policy.reach import paths_of_call
 from libs.policy.rules import Verb
+from services.toolhost import errands
 from services.toolhost.approvals import is_approved
 from services.toolhost.attach import Attached, Workspaces
 from services.toolhost.errors import ToolFailure
@@ -97,6 +98,8 @@ class Invocations:
     async def _prepared(self, call: ToolCall, stack: AsyncExitStack) -> Prepared:
         if call.name in (VERIFY_SNAPSHOT, VERIFY_COMMAND):
             return self._for_verifier(call)
+        if call.name in errands.ERRANDS:
+            return self._errand(call)
         tool = self._parts.registry.find(call)
         if tool is None:
             return refused(call, Refusal.UNKNOWN_TOOL, f"this host has no tool {call.name}")
@@ -199,6 +202,22 @@ class Invocations:
             on_started=note,
             stop=stop,
         )
+
+    def _errand(self, call: ToolCall) -> Prepared:
+        """A step of a run that asks no model: of the runtime itself, so neither schema nor policy is asked."""
+        attached = self._parts.workspaces.find(call)
+        if attached is None:
+            return refused(call, Refusal.NOT_MY_WORKSPACE)
+
+        async def run(stop: asyncio.Event) -> ToolResult:
+            try:
+                context = self._context(call, attached, stop)
+                return _result(call, await errands.perform(call.name, context, call.arguments))
+            finally:
+                attached.record.forget_command(key_of(call))
+                attached.guard.room.forget()
+
+        return Effect(run, before={}, after={})
 
     # --- For verifiers --------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from libs.policy.rules import Policy, Verb
 from services.executor.egress.results import is_result
 from services.executor.ingress.text import one_line
 from services.executor.tools.runtime import ASK_USER, DELEGATE, RUNTIME_TOOLS, WRITE_TODOS, write_todos
+from services.executor.tools.session_tools import FEATURES, HANDOFF, write_features, write_handoff
 
 UNATTENDED_ANSWER = "Nobody can answer: this run is unattended. Decide by yourself, say what you assumed in your final answer."
 
@@ -179,6 +180,12 @@ def _known_result(state: RunState, call: CallState) -> list[e.LogEvent]:
             return [completed(call.call_id, ok=True, output=asked.answer)]
         case WRITE_TODOS.name:
             ok, output = write_todos(call.arguments)
+            return [completed(call.call_id, ok=ok, output=output)]
+        case HANDOFF.name:
+            ok, output = write_handoff(call.arguments)
+            return [completed(call.call_id, ok=ok, output=output)]
+        case FEATURES.name:
+            ok, output = write_features(state.task.session, call.arguments)
             return [completed(call.call_id, ok=ok, output=output)]
         case DELEGATE.name:
             result = state.child_results.get(call.call_id)

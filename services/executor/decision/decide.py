@@ -19,10 +19,10 @@ from libs.contracts.evolve import evolve
 from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import ToolSpec
-from libs.contracts.transcript import AssistantItem, UserItem
+from libs.contracts.transcript import AssistantItem
 from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, Offered, RunError
 from libs.policy.rules import Policy
-from services.executor.decision import calls, saving, waits
+from services.executor.decision import calls, errands, saving, waits
 from services.executor.decision.activity import (
     Activity,
     Attach,
@@ -35,7 +35,7 @@ from services.executor.decision.activity import (
     Summarise,
     Verify,
 )
-from services.executor.decision.limits import deadline, notice, spent, timed_out
+from services.executor.decision.limits import deadline, notice, rounds_used_up, spent, timed_out
 from services.executor.decision.stuck import circling
 from services.executor.egress.context import Compact, Exhausted, Fits, Window
 from services.executor.egress.results import is_result
@@ -127,6 +127,8 @@ def decide(state: RunState, env: Env) -> Step:
         return _end(env, _failed(state, *timed_out(state)))
     if _may_pause(state):
         return _saved_first(state, env) or _end(env, e.RunReleased(reason="suspended", waiting_for="resume"))
+    if state.task.errands:
+        return _errand(state, env)
     if state.files and not env.attached:
         return Do((Attach(),))  # What changed while nobody looked is named to the model before its next turn.
     open_calls = calls.unanswered(state)
@@ -152,6 +154,17 @@ def _failed(state: RunState, code: str, message: str) -> e.RunFailed:
         verification=state.verification,
         evidence=state.verification.evidence if state.verification is not None else [],
     )
+
+
+def _errand(state: RunState, env: Env) -> Step:
+    """A run that asks no model: one step after the other, then its end."""
+    if errands.is_over(state):
+        return _saved_first(state, env) or _end(env, errands.end(state))
+    if not env.attached:
+        return Do((Attach(),))
+    if state.verification_pending is not None:
+        return Do((Verify(state.verification_pending),))
+    return Do((CallTool(state.calls[0]),)) if state.calls else Say([errands.intent(state)])
 
 
 def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
@@ -252,7 +265,7 @@ def _next(state: RunState, env: Env) -> Step:
     last = state.transcript[-1] if state.transcript else None
     if isinstance(last, AssistantItem) and not state.inbox:
         return _after_final(state, env, last)
-    if _rounds_used_up(state, last):
+    if rounds_used_up(state, last):
         assert state.verification is not None
         why = f"verification failed in {state.verification.round} rounds; see the evidence of its checks"
         return _end(env, _failed(state, "VERIFICATION_FAILED", why))
@@ -326,17 +339,6 @@ def _compact(state: RunState, window: Compact, *, overflowed: bool) -> Step:
     if window.summarise:
         return Do((Summarise(state.compacted, overflowed),))
     return Say([window.event])
-
-
-def _rounds_used_up(state: RunState, last: object) -> bool:
-    verdict = state.verification
-    if (
-        verdict is None
-        or verdict.status is not Verdict.FAILED
-        or verdict.round < state.limits.max_verification_rounds
-    ):
-        return False
-    return isinstance(last, UserItem) and last.origin == "verification"
 
 
 def _after_final(state: RunState, env: Env, turn: AssistantItem) -> Step:

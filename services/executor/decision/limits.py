@@ -10,8 +10,10 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from libs.contracts import events as e
+from libs.contracts.checks import Verdict
 from libs.contracts.clock import parse_rfc3339
 from libs.contracts.run import RunState
+from libs.contracts.transcript import UserItem
 
 # "Near": less is left than this share of the limit, or than two more turns like those before take.
 _NEAR_SHARE = 0.1
@@ -97,3 +99,15 @@ def _made(state: RunState) -> int:
 
 def _amount(gauge: _Gauge, value: float) -> str:
     return f"{value:.4f}" if gauge.unit == "USD" else f"{value:.0f}"
+
+
+def rounds_used_up(state: RunState, last: object) -> bool:
+    """Whether the verification that the model was told of last was the last one that the run may have."""
+    verdict = state.verification
+    if (
+        verdict is None
+        or verdict.status is not Verdict.FAILED
+        or verdict.round < state.limits.max_verification_rounds
+    ):
+        return False
+    return isinstance(last, UserItem) and last.origin == "verification"

@@ -1,4 +1,4 @@
-"""The tools that change the run and not the world: `ask_user`, `write_todos` and `delegate`.
+"""The tools that change the run and not the world: `ask_user`, `write_todos`, `delegate`, and those of sessions.
 
 Invariant: they have no host, no journal and no effect beyond the run's own log, so recovery needs nothing for them.
 """
@@ -8,6 +8,7 @@ import msgspec
 from libs.contracts.run import RunState
 from libs.contracts.tools import RUN_TOOLS, ToolSpec
 from libs.contracts.values import Todo
+from services.executor.tools.session_tools import SESSION_TOOLS, offered_by_session
 
 ASK_USER = ToolSpec(
     name="ask_user",
@@ -84,7 +85,8 @@ DELEGATE = ToolSpec(
     needs_workspace=False,
 )
 
-RUNTIME_TOOLS = {spec.name: spec for spec in (ASK_USER, WRITE_TODOS, DELEGATE)}
+_FOR_ALL = {spec.name: spec for spec in (ASK_USER, WRITE_TODOS, DELEGATE)}
+RUNTIME_TOOLS = {**_FOR_ALL, **SESSION_TOOLS}
 
 _MARKS = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]"}
 
@@ -104,7 +106,7 @@ def write_todos(arguments: dict[str, object]) -> tuple[bool, str]:
 def offered_to(state: RunState) -> dict[str, ToolSpec]:
     """The runtime tools of a run: a child asks nobody, and nobody at the last level delegates."""
     depth = state.parent.depth if state.parent is not None else 0
-    offered = dict(RUNTIME_TOOLS)
+    offered = {**_FOR_ALL, **offered_by_session(state)}
     if depth > 0:
         del offered[ASK_USER.name]
     if depth >= state.limits.max_depth:

@@ -199,7 +199,7 @@ class Workspaces:
         return not self._hosts.alive(boot) and await self._liveness.declare_dead_if_gone(boot)
 
     def _attach_call(self, state: RunState, identifier: str) -> ToolCall:
-        baseline = state.attachment.baseline if state.attachment is not None else None
+        baseline = state.attachment.baseline if state.attachment is not None else state.task.baseline
         arguments: dict[str, object] = {"baseline": baseline, "files": state.files}
         return self._internal(state, identifier, WORKSPACE_ATTACH, arguments, ATTACH_TIMEOUT_S)
 

@@ -24,6 +24,7 @@ from libs.contracts.sessions import SessionKind, Stage
 from services.scheduler.projects.ending import closed, run_ended
 from services.scheduler.projects.facts import RunSeen
 from services.scheduler.projects.selection import due_at
+from services.scheduler.projects.sessions import health_steps
 from services.scheduler.projects.starting import start
 
 # What can be said in a row: the end of a run, what follows for the session, the next session and its first run.
@@ -194,6 +195,8 @@ def _next_run(state: ProjectState, work: Work) -> list[ProjectEvent]:
     events: list[ProjectEvent] = []
     if stage is Stage.AGENT and work.feature_id is not None:
         feature = state.features[work.feature_id]
+        if feature.state is not FeatureStatus.PENDING:
+            return closed(state, work, Outcome.ABANDONED, f"{feature.id} is {feature.state.value} by now")
         events.append(
             e.FeatureStateChanged(
                 feature_id=feature.id,
@@ -211,10 +214,11 @@ def _next_run(state: ProjectState, work: Work) -> list[ProjectEvent]:
 
 
 def next_stage(state: ProjectState, work: Work) -> Stage:
-    """What comes after the stages that have ended. A list that was given needs no model to write it."""
-    if Stage.HEALTH not in work.ends:
+    """What comes after the stages that have ended. A list that was given needs no model to write it, and where there is
+    nothing to look at before the agent nobody looks."""
+    if Stage.AGENT in work.ends:
+        return Stage.CLOSE
+    if Stage.HEALTH not in work.ends and health_steps(state, work):
         return Stage.HEALTH
     given = work.kind is SessionKind.INITIALIZE and state.features
-    if Stage.AGENT not in work.ends and not given:
-        return Stage.AGENT
-    return Stage.CLOSE
+    return Stage.CLOSE if given else Stage.AGENT

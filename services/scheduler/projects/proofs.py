@@ -1,20 +1,17 @@
 """Which checks prove what in the errand that looks at the environment. Pure.
 
-Invariant: the order of the checks follows from the log alone, so a result is known by its place to belong to the project
-or to a feature, in whichever process the errand was asked for.
+Invariant: the order of the checks follows from the session's first event, so a result is known by its place to belong to
+the project or to a feature, in whichever process the errand was asked for, and whatever a person says meanwhile.
 """
 
 from libs.contracts.checks import Check
 from libs.contracts.project import ProjectState, Work
-from libs.contracts.projects import FeatureStatus
 from libs.contracts.sessions import SessionKind
 
 
 def checks_of(state: ProjectState, work: Work) -> list[Check]:
     """All checks of the errand: the project's own, then those of each feature that is proved again."""
-    named = [
-        check for feature_id in _proved(state, work) for check in state.features[feature_id].spec.acceptance
-    ]
+    named = [check for feature_id in work.reverify for check in state.features[feature_id].spec.acceptance]
     return [*_own(state, work), *named]
 
 
@@ -22,7 +19,7 @@ def proofs(state: ProjectState, work: Work) -> dict[str, slice]:
     """Where the results of each feature stand among those of `checks_of`."""
     places: dict[str, slice] = {}
     at = len(_own(state, work))
-    for feature_id in _proved(state, work):
+    for feature_id in work.reverify:
         count = len(state.features[feature_id].spec.acceptance)
         places[feature_id] = slice(at, at + count)
         at += count
@@ -32,13 +29,3 @@ def proofs(state: ProjectState, work: Work) -> dict[str, slice]:
 def _own(state: ProjectState, work: Work) -> list[Check]:
     # Before the baseline there is nothing that the project's checks could be held against.
     return state.spec.verify if work.kind is not SessionKind.INITIALIZE else []
-
-
-def _proved(state: ProjectState, work: Work) -> list[str]:
-    if work.kind is SessionKind.FINAL:
-        return [feature.id for feature in state.features.values() if feature.state is FeatureStatus.COMMITTED]
-    return [
-        feature_id
-        for feature_id in work.reverify
-        if state.features[feature_id].state is FeatureStatus.COMMITTED
-    ]

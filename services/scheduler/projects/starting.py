@@ -73,7 +73,12 @@ def _without_features(state: ProjectState, lane: int, now: datetime) -> list[Pro
         tried = _tried(state, now)
         if tried:
             return tried
-        session = e.SessionStarted(session=state.sessions + 1, kind=SessionKind.FINAL, lane=lane)
+        committed = [
+            feature.id for feature in state.features.values() if feature.state is FeatureStatus.COMMITTED
+        ]
+        session = e.SessionStarted(
+            session=state.sessions + 1, kind=SessionKind.FINAL, lane=lane, reverify=committed
+        )
         return [*_phase(state, Phase.VERIFY), session]
     return [
         *_phase(state, Phase.VERIFY),

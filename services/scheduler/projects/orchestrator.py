@@ -1,0 +1,224 @@
+"""Does what the core of projects decides: folds a project, looks at its runs, appends, makes runs and sets timers.
+
+Invariant: what is to be recorded is recorded before anything is done; all that is done may be done again (key: project,
+session and stage). Whoever loses the fence reads again and decides anew.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+from collections import OrderedDict
+from typing import assert_never
+
+import msgspec
+
+from libs.bus.ports import Liveness, LogKey, Timers
+from libs.bus.runs import Decide, FoldedProject, Projects, Runs
+from libs.chassis.logs import get_logger
+from libs.contracts.cancelling import cancelled
+from libs.contracts.clock import Clock
+from libs.contracts.errors import AppendConflict, BusUnavailable, NotFound
+from libs.contracts.events import (
+    LogEvent,
+    RunCreated,
+    RunPauseRequested,
+    RunResumeRequested,
+    RunStartRequested,
+)
+from libs.contracts.ids import task_id_of
+from libs.contracts.project import ProjectState
+from libs.contracts.run import RunState, RunStatus
+from libs.contracts.tasks import Limits
+from services.scheduler.projects.decide import (
+    Effect,
+    Env,
+    MakeRun,
+    PauseRun,
+    ResumeRun,
+    StopRun,
+    Wait,
+    settle,
+)
+from services.scheduler.projects.facts import RunSeen, gone, seen
+from services.scheduler.projects.sessions import run_of
+
+# Looks in a row: others may be faster a few times; a run that is made and gone takes one more.
+TRIES_MAX = 20
+# Folds that are kept between two looks; one that was let go of is read again, from its checkpoint.
+KEPT_MAX = 1_000
+# Records between two checkpoints of a project: a fold begins at most that far back.
+CHECKPOINT_RECORDS = 64
+# Who pauses and goes on with the runs of a project.
+BY = "project"
+
+_log = get_logger("projects")
+
+
+class Orchestrator:
+    """Advances projects for one process."""
+
+    def __init__(
+        self,
+        projects: Projects,
+        runs: Runs,
+        timers: Timers,
+        liveness: Liveness,
+        clock: Clock,
+        limits: Limits,
+    ) -> None:
+        self._projects, self._runs, self._timers = projects, runs, timers
+        self._liveness, self._clock, self._limits = liveness, clock, limits
+        self._kept: OrderedDict[LogKey, FoldedProject] = OrderedDict()
+        self._records: dict[LogKey, int] = {}
+        self._turns: dict[LogKey, asyncio.Lock] = {}
+
+    async def advance(self, key: LogKey, fired: int | None = None) -> None:
+        """Bring a project as far as it goes now. Quiet for one that is not there. Raises `Unavailable`."""
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        try:
+            async with turn:
+                await self._advance(key, fired)
+        except NotFound:
+            self._forget(key)
+        finally:
+            if not turn.locked():
+                self._turns.pop(key, None)
+
+    async def _advance(self, key: LogKey, fired: int | None) -> None:
+        folded = await self._folded(key)
+        lost: set[str] = set()
+        for _ in range(TRIES_MAX):
+            env = Env(self._clock.now(), await self._runs_of(folded.state, lost), fired)
+            settled = settle(folded.state, env)
+            if settled.events:
+                try:
+                    folded = await self._projects.commit(folded, settled.events)
+                except AppendConflict:
+                    folded = await self._projects.refresh(folded)
+                    continue
+                self._log(folded.state, len(settled.events))
+                await self._checkpoint(key, folded)
+            self._keep(key, folded)
+            again = [await self._do(folded.state, effect, lost) for effect in settled.then.effects]
+            if not any(again):
+                return
+        raise BusUnavailable(f"project {key.log_id} changes too fast; it is looked at again", retry_after_s=1)
+
+    async def _folded(self, key: LogKey) -> FoldedProject:
+        kept = self._kept.get(key)
+        return await (self._projects.refresh(kept) if kept is not None else self._projects.load(*key))
+
+    async def _runs_of(self, state: ProjectState, lost: set[str]) -> dict[str, RunSeen]:
+        """The runs that sessions have asked for, as far as they exist."""
+        found: dict[str, RunSeen] = {}
+        for work in state.works.values():
+            if work.run_id is None:
+                continue
+            run = await self._runs.find(state.tenant, work.run_id)
+            if run is not None:
+                found[work.run_id] = seen(run.state)
+            elif work.run_id in lost:
+                found[work.run_id] = gone(work.run_id)
+        return found
+
+    async def _do(self, state: ProjectState, effect: Effect, lost: set[str]) -> bool:
+        """Make an effect true; whether the project has to be looked at again at once."""
+        match effect:
+            case MakeRun(lane):
+                return await self._make(state, lane, lost)
+            case StopRun(run_id, by):
+                await self._stop(state, run_id, by)
+            case PauseRun(run_id, _):
+                await self._command(state, run_id, _paused)
+            case ResumeRun(run_id, _):
+                await self._command(state, run_id, _resumed)
+            case Wait(sequence, until):
+                await self._timers.arm(LogKey(state.tenant, state.project_id), sequence, until)
+            case _:
+                assert_never(effect)
+        return False
+
+    async def _make(self, state: ProjectState, lane: int, lost: set[str]) -> bool:
+        work = state.works[lane]
+        run = run_of(state, work, self._limits)
+        created = RunCreated(
+            tenant=state.tenant,
+            task_id=task_id_of(run.run_id),
+            task=run.task,
+            limits=run.limits,
+            workspace=state.workspace,
+            body_hash=hashlib.sha256(msgspec.json.encode(run.task)).hexdigest(),
+            source="project",
+        )
+        try:
+            await self._runs.create(
+                state.tenant, run.run_id, [created, RunStartRequested(by=state.project_id)]
+            )
+        except AppendConflict:
+            if await self._runs.find(state.tenant, run.run_id) is None:
+                # It was made, deleted and purged before its end was recorded.
+                lost.add(run.run_id)
+            # Else another scheduler was faster; whether it has ended meanwhile shows the next look.
+            return True
+        _log.info(
+            "session.run_made",
+            project_id=state.project_id,
+            session=work.session,
+            stage=work.stage,
+            run_id=run.run_id,
+        )
+        return False
+
+    async def _stop(self, state: ProjectState, run_id: str, by: str) -> None:
+        with contextlib.suppress(NotFound):
+            owner = (await self._runs.load(state.tenant, run_id)).state.owner
+            dead = owner.boot if owner is not None and await self._liveness.is_dead(owner.boot) else None
+
+            def end(run: RunState) -> list[LogEvent]:
+                owner_is_dead = run.owner is not None and run.owner.boot == dead
+                return cancelled(run, by, owner_is_dead=owner_is_dead)
+
+            await self._runs.command(state.tenant, run_id, end)
+
+    async def _command(self, state: ProjectState, run_id: str, decide: Decide) -> None:
+        with contextlib.suppress(NotFound):
+            await self._runs.command(state.tenant, run_id, decide)
+
+    def _keep(self, key: LogKey, folded: FoldedProject) -> None:
+        if folded.state.terminal:
+            self._forget(key)
+            return
+        self._kept[key] = folded
+        self._kept.move_to_end(key)
+        if len(self._kept) > KEPT_MAX:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, key: LogKey) -> None:
+        self._kept.pop(key, None)
+        self._records.pop(key, None)
+
+    async def _checkpoint(self, key: LogKey, folded: FoldedProject) -> None:
+        self._records[key] = self._records.get(key, 0) + 1
+        if self._records[key] >= CHECKPOINT_RECORDS or folded.state.terminal:
+            self._records[key] = 0
+            await self._projects.checkpoint(folded)
+
+    def _log(self, state: ProjectState, events: int) -> None:
+        _log.info(
+            "project.advanced",
+            project_id=state.project_id,
+            status=state.status,
+            phase=state.phase,
+            session=state.sessions,
+            events=events,
+        )
+
+
+def _paused(run: RunState) -> list[LogEvent]:
+    resting = run.terminal or run.pause_requested or run.status in (RunStatus.PAUSED, RunStatus.PENDING)
+    return [] if resting else [RunPauseRequested(by=BY)]
+
+
+def _resumed(run: RunState) -> list[LogEvent]:
+    rests = run.status is RunStatus.PAUSED or run.pause_requested
+    return [RunResumeRequested(by=BY)] if rests and not run.terminal else []

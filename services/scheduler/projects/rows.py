@@ -1,0 +1,39 @@
+"""The projects that have not ended, as their latest records say.
+
+Invariant: made of what the log said; losing it costs a replay. Nothing is decided from it but whom to look at.
+"""
+
+from itertools import islice
+
+from libs.bus.ports import LogKey, Wakeup
+from libs.contracts.project import TERMINAL
+
+_ENDED = frozenset(status.value for status in TERMINAL)
+
+
+class ProjectRows:
+    """The live projects of one scheduler process."""
+
+    def __init__(self) -> None:
+        self._live: dict[LogKey, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def note(self, wakeup: Wakeup) -> bool:
+        """Take in a record; whether the project goes on and this was news."""
+        key, sequence = wakeup.key, wakeup.stream_sequence
+        if wakeup.header_state in _ENDED:
+            self._live.pop(key, None)
+            return False
+        if sequence <= self._live.get(key, 0):
+            return False
+        self._live[key] = sequence
+        return True
+
+    def next(self, count: int) -> list[LogKey]:
+        """As many as `count` of them, in turn: those that were given go to the end of the line."""
+        given = list(islice(self._live, count))
+        for key in given:
+            self._live[key] = self._live.pop(key)
+        return given

@@ -1,0 +1,224 @@
+"""The runs that a session consists of: what each is asked to do, within which limits. Pure.
+
+Invariant: a run's task follows from the project's log alone. The checks of the agent's run are the project's and the
+feature's, as the log has them; what the workspace says of either counts for nothing.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from libs.contracts.progress import FEATURES_FILE, PROGRESS_FILE, features_text, progress_text
+from libs.contracts.project import ProjectState, Work
+from libs.contracts.projects import FEATURES_MIN, INIT_TIMEOUT_S, FeatureStatus
+from libs.contracts.sessions import Errand, SessionKind, SessionRef, Stage
+from libs.contracts.tasks import LimitOverrides, Limits, TaskSpec
+from libs.contracts.tools import VERIFY
+from libs.contracts.workspaces import (
+    WORKSPACE_COMMAND,
+    WORKSPACE_COMMIT,
+    WORKSPACE_PREPARE,
+    WORKSPACE_RESTORE,
+    WORKSPACE_SET_ASIDE,
+)
+from services.scheduler.projects.prompt import INSTRUCTIONS, goal_of
+from services.scheduler.projects.proofs import checks_of
+
+# A commit or a clone of a large repository; git takes seconds for most.
+_GIT_S = 600.0
+_HOOK_CODE = "HOOK_FAILED"
+
+
+class SessionRun(NamedTuple):
+    """A run as it is to be created."""
+
+    run_id: str
+    task: TaskSpec
+    limits: Limits
+
+
+def run_of(state: ProjectState, work: Work, deployment: Limits) -> SessionRun:
+    """The run of the session's stage that goes on."""
+    assert work.stage is not None
+    assert work.run_id is not None
+    match work.stage:
+        case Stage.HEALTH:
+            task = _errand(state, work, "look at the environment", health_steps(state, work))
+        case Stage.AGENT:
+            task = _agent(state, work)
+        case Stage.CLOSE:
+            task = _errand(state, work, "close the session", close_steps(state, work))
+    limits = limits_of(state, deployment) if work.stage is Stage.AGENT else deployment
+    return SessionRun(work.run_id, task, limits)
+
+
+def _agent(state: ProjectState, work: Work) -> TaskSpec:
+    feature = state.features.get(work.feature_id or "")
+    acceptance = [*state.spec.verify, *feature.spec.acceptance] if feature is not None else []
+    return TaskSpec(
+        goal=goal_of(state, work),
+        workspace=state.workspace,
+        acceptance=acceptance,
+        model=state.spec.model,
+        metadata=_labels(state, work),
+        instructions=INSTRUCTIONS,
+        unattended=state.spec.unattended,
+        session=_reference(state, work),
+        baseline=state.baseline,
+    )
+
+
+def _errand(state: ProjectState, work: Work, what: str, steps: list[Errand]) -> TaskSpec:
+    about = f" for {work.feature_id}" if work.feature_id is not None else ""
+    return TaskSpec(
+        goal=f"Project {state.spec.name}, session {work.session}{about}: {what}.",
+        workspace=state.workspace,
+        acceptance=checks_of(state, work) if work.stage is Stage.HEALTH else [],
+        metadata=_labels(state, work),
+        unattended=True,
+        session=_reference(state, work),
+        errands=steps,
+        baseline=state.baseline,
+    )
+
+
+def _reference(state: ProjectState, work: Work) -> SessionRef:
+    assert work.stage is not None
+    return SessionRef(
+        project_id=state.project_id,
+        session=work.session,
+        stage=work.stage,
+        kind=work.kind,
+        feature_id=work.feature_id,
+        features_min=FEATURES_MIN if work.kind is SessionKind.INITIALIZE else 1,
+    )
+
+
+def _labels(state: ProjectState, work: Work) -> dict[str, str]:
+    labels = {"project_id": state.project_id, "session": str(work.session)}
+    return {**labels, "feature_id": work.feature_id} if work.feature_id is not None else labels
+
+
+# --- Errands ----------------------------------------------------------------------------------------------------
+
+
+def health_steps(state: ProjectState, work: Work) -> list[Errand]:
+    """Before the agent: the environment as the project wants it, and what is committed still proved."""
+    steps: list[Errand] = []
+    hooks = state.spec.hooks
+    if work.kind is SessionKind.INITIALIZE:
+        origin = msgspec.to_builtins(state.spec.workspace)
+        steps.append(
+            Errand(name=WORKSPACE_PREPARE, arguments=origin, timeout_s=_GIT_S, label="prepare the workspace")
+        )
+        steps += _hook(state, "after_create", hooks.after_create, must_pass=True)
+    steps += _hook(state, "before_run", hooks.before_run, must_pass=True)
+    if state.spec.init:
+        # Red, it is told to the agent, which may have to mend it.
+        steps.append(
+            Errand(
+                name=WORKSPACE_COMMAND,
+                arguments={"argv": state.spec.init},
+                timeout_s=INIT_TIMEOUT_S,
+                must_pass=False,
+                label="init",
+            )
+        )
+    if checks_of(state, work):
+        steps.append(Errand(name=VERIFY, must_pass=False, label="prove what is committed"))
+    feature = state.features.get(work.feature_id or "")
+    if feature is not None and feature.side_ref is not None and state.spec.leftovers == "keep":
+        steps.append(
+            Errand(
+                name=WORKSPACE_RESTORE,
+                arguments={"ref": feature.side_ref},
+                timeout_s=_GIT_S,
+                must_pass=False,
+                label="bring back what was left over",
+            )
+        )
+    return steps
+
+
+def close_steps(state: ProjectState, work: Work) -> list[Errand]:
+    """After the agent: what was verified is committed, anything else leaves the tree."""
+    feature = state.features.get(work.feature_id or "")
+    if work.kind is SessionKind.INITIALIZE and state.features:
+        step = _commit(state, work, f"Begin {state.spec.name}", {}, None)
+    elif feature is not None and feature.state is FeatureStatus.VERIFIED:
+        assert feature.evidence is not None
+        trailers = {"Perdure-Feature": feature.id, "Perdure-Evidence": feature.evidence.digest or ""}
+        title = f"{feature.id}: {feature.spec.title}"
+        step = _commit(state, work, title, trailers, feature.evidence.snapshot)
+    else:
+        step = Errand(
+            name=WORKSPACE_SET_ASIDE,
+            arguments={
+                "ref": f"refs/perdure/session/{work.session}",
+                "message": f"left over by session {work.session}",
+                "trailers": {"Perdure-Session": state.project_id + f"/{work.session}"},
+                "head": state.head,
+            },
+            timeout_s=_GIT_S,
+            label="set leftovers aside",
+        )
+    return [step, *_hook(state, "after_run", state.spec.hooks.after_run, must_pass=False)]
+
+
+def _commit(
+    state: ProjectState, work: Work, title: str, trailers: dict[str, str], verified: str | None
+) -> Errand:
+    agent = work.ends.get(Stage.AGENT)
+    handoff = agent.handoff if agent is not None else None
+    return Errand(
+        name=WORKSPACE_COMMIT,
+        arguments={
+            "message": title,
+            "trailers": {**trailers, "Perdure-Session": f"{state.project_id}/{work.session}"},
+            "files": {PROGRESS_FILE: progress_text(state, handoff), FEATURES_FILE: features_text(state)},
+            "verified": verified,
+        },
+        timeout_s=_GIT_S,
+        label="commit",
+    )
+
+
+def _hook(state: ProjectState, name: str, argv: list[str] | None, *, must_pass: bool) -> list[Errand]:
+    if argv is None:
+        return []
+    return [
+        Errand(
+            name=WORKSPACE_COMMAND,
+            arguments={"argv": argv},
+            timeout_s=state.spec.hooks.timeout_s,
+            must_pass=must_pass,
+            label=f"hook {name}",
+            error_code=_HOOK_CODE,
+        )
+    ]
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------
+
+
+def limits_of(state: ProjectState, deployment: Limits) -> Limits:
+    """The limits of an agent's run: the deployment's, the project's for each, and no more than is left of its caps."""
+    limits = _lowered(deployment, state.limits.session)
+    tokens, cost = state.limits.max_total_tokens, state.limits.max_cost_usd
+    if tokens is not None:
+        left = max(1, tokens - state.usage.total_tokens)
+        limits = _lowered(limits, LimitOverrides(max_total_tokens=left))
+    if cost is not None and state.usage.cost_usd is not None:
+        left_usd = max(0.0001, cost - state.usage.cost_usd)
+        limits = _lowered(limits, LimitOverrides(max_cost_usd=left_usd))
+    return limits
+
+
+def _lowered(limits: Limits, wanted: LimitOverrides) -> Limits:
+    """What `wanted` lowers; a deployment that allows less by now wins."""
+    changes: dict[str, object] = {}
+    for name in LimitOverrides.__struct_fields__:
+        value, current = getattr(wanted, name), getattr(limits, name)
+        if value is not None and (name == "context_strategy" or current is None or value < current):
+            changes[name] = value
+    return msgspec.structs.replace(limits, **changes)

@@ -1,0 +1,210 @@
+"""What the runtime itself does in a project's workspace: the calls of errands, which no model is offered.
+
+Invariant: each may be done again after a crash and then finds what it did; a commit holds exactly what the verifier
+judged, and the files that the runtime keeps.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from libs.contracts.workspaces import (
+    WORKSPACE_COMMAND,
+    WORKSPACE_COMMIT,
+    WORKSPACE_PREPARE,
+    WORKSPACE_RESTORE,
+    WORKSPACE_SET_ASIDE,
+)
+from services.toolhost.errors import ToolFailure, WorkspaceFault
+from services.toolhost.projectgit import ProjectGit
+from services.toolhost.tools import Arguments, Outcome, ToolContext, commands, decoded
+
+# Changed paths that a refusal names.
+_NAMED_MAX = 10
+_CLONE_S = 600.0
+
+
+class PrepareArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What an empty workspace begins from."""
+
+    seed_dir: str | None = None
+    git_url: str | None = None
+
+
+class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
+    argv: list[str]
+
+
+class CommitArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """`files` are those that the runtime keeps in the workspace, by path; `verified` is the snapshot that was judged
+    (`None`: nothing was, this is a baseline)."""
+
+    message: str
+    trailers: dict[str, str]
+    files: dict[str, str] = {}
+    verified: str | None = None
+
+
+class SetAsideArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """`head` is the commit that the branch goes back to; `None`: there is none yet, and nothing is done."""
+
+    ref: str
+    message: str
+    trailers: dict[str, str]
+    head: str | None = None
+
+
+class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
+    ref: str
+
+
+async def _prepare(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, PrepareArguments)
+    git = ProjectGit(context)
+    root = context.guard.root
+    if (root / ".git").exists() and await git.head() is not None:
+        return Outcome(ok=True, output="the workspace has begun already", metadata={"began": False})
+    if wanted.seed_dir is not None:
+        await asyncio.to_thread(_copy, Path(wanted.seed_dir), root)
+    elif wanted.git_url is not None:
+        await _fetch(wanted.git_url, root)
+    await git.ensure()
+    return Outcome(ok=True, output="the workspace is prepared", metadata={"began": True})
+
+
+def _copy(seed: Path, root: Path) -> None:
+    if not seed.is_dir():
+        raise WorkspaceFault(
+            f"{seed} is no folder on this machine; give seed_dir a folder that the host can read"
+        )
+    try:
+        shutil.copytree(seed, root, symlinks=True, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise WorkspaceFault(f"{seed} could not be copied: {error}") from error
+
+
+async def _fetch(url: str, root: Path) -> None:
+    """Clone into the workspace. Outside of the sandbox, which has no network; the repository is new, so nothing in it
+    is anybody's yet."""
+    script = (
+        'git init -q && (git remote add origin -- "$1" || git remote set-url origin -- "$1") '
+        "&& git fetch -q --no-tags origin HEAD && git checkout -q -B main FETCH_HEAD"
+    )
+    settings = {
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "https",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "HOME": "/nonexistent",
+    }
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", script, "sh", url,
+        cwd=root, env={"PATH": "/usr/local/bin:/usr/bin:/bin", **settings},
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(_CLONE_S):
+            _, said = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise WorkspaceFault(f"{url} was not cloned within {_CLONE_S:g} s") from None
+    if process.returncode != 0:
+        raise WorkspaceFault(f"{url} could not be cloned: {said.decode('utf-8', 'replace').strip()[-500:]}")
+
+
+async def _command(context: ToolContext, arguments: Arguments) -> Outcome:
+    argv = decoded(arguments, CommandArguments).argv
+    return await commands.run(context, argv, timeout_s=context.timeout_s, metadata={"argv": argv})
+
+
+async def _commit(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, CommitArguments)
+    git = ProjectGit(context)
+    await git.ensure()
+    if await git.found(wanted.trailers) is None:
+        if wanted.verified is not None:
+            await _require_unchanged(context, wanted.verified, set(wanted.files))
+        await asyncio.to_thread(_write, context, wanted.files)
+    commit, found = await git.commit(wanted.message, wanted.trailers)
+    if not await git.is_clean():
+        raise WorkspaceFault("the tree is not clean after the commit: a process of the project still writes")
+    baseline = await context.repository.snapshot(f"commit {commit}")
+    metadata: dict[str, object] = {
+        "commit": commit,
+        "head": commit,
+        "baseline": baseline.commit,
+        "found": found,
+    }
+    return Outcome(ok=True, output=f"committed as {commit}", metadata=metadata)
+
+
+async def _require_unchanged(context: ToolContext, verified: str, kept: set[str]) -> None:
+    """The tree is what the verifier judged; the runtime's own files, which an earlier try may have written, aside."""
+    now = await context.repository.snapshot("before the commit")
+    changed = [
+        change.path
+        for change in await context.repository.changed_paths(verified, now.commit)
+        if change.path not in kept
+    ]
+    if changed:
+        named = ", ".join(changed[:_NAMED_MAX])
+        raise WorkspaceFault(
+            f"the workspace changed since it was verified: {named}; it has to be verified again"
+        )
+
+
+def _write(context: ToolContext, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        context.guard.replace(path, text.encode())
+
+
+async def _set_aside(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, SetAsideArguments)
+    git = ProjectGit(context)
+    await git.ensure()
+    if wanted.head is None:
+        return Outcome(ok=True, output="there is no commit to go back to yet")
+    aside = await git.set_aside(wanted.ref, wanted.message, wanted.trailers, wanted.head)
+    baseline = await context.repository.snapshot(f"back to {wanted.head}")
+    told = f"kept as {aside.side_ref}" if aside.side_ref is not None else "nothing was left over"
+    metadata: dict[str, object] = {
+        "side_ref": aside.side_ref,
+        "head": aside.head,
+        "baseline": baseline.commit,
+    }
+    return Outcome(ok=True, output=told, metadata=metadata)
+
+
+async def _restore(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, RestoreArguments)
+    git = ProjectGit(context)
+    await git.ensure()
+    restored = await git.bring_back(wanted.ref)
+    told = "what was left over is back" if restored else f"{wanted.ref} does not fit any more; it stays there"
+    return Outcome(ok=restored, output=told, metadata={"restored": restored})
+
+
+ERRANDS: dict[str, Callable[[ToolContext, Arguments], Awaitable[Outcome]]] = {
+    WORKSPACE_PREPARE: _prepare,
+    WORKSPACE_COMMAND: _command,
+    WORKSPACE_COMMIT: _commit,
+    WORKSPACE_SET_ASIDE: _set_aside,
+    WORKSPACE_RESTORE: _restore,
+}
+
+
+async def perform(name: str, context: ToolContext, arguments: Arguments) -> Outcome:
+    """Carry out a step; its failure is an answer too."""
+    try:
+        return await ERRANDS[name](context, arguments)
+    except ToolFailure as failure:
+        return Outcome(
+            ok=False, output=f"{failure.code}: {failure.message}", metadata={"error_code": failure.code}
+        )
+    except OSError as error:
+        return Outcome(
+            ok=False, output=f"WORKSPACE_ERROR: {error}", metadata={"error_code": "WORKSPACE_ERROR"}
+        )

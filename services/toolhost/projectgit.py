@@ -1,0 +1,146 @@
+"""The git repository that a project's people see, in its workspace: commits of the runtime, leftovers, what comes back.
+
+Invariant: git runs in the workspace's sandbox like any command of its agent, because what the repository says about
+hooks, filters and drivers is the agent's to write; what is told of a commit was read from git. Everything may be done
+again: a commit is found by its trailers, leftovers by theirs.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from libs.chassis.effects import Stopped
+from services.toolhost.errors import RepositoryFault
+from services.toolhost.processes import Command
+from services.toolhost.tools import ToolContext
+
+SESSION_TRAILER = "Perdure-Session"
+FEATURE_TRAILER = "Perdure-Feature"
+EVIDENCE_TRAILER = "Perdure-Evidence"
+
+# Answers are hashes, names and short lists; a status of more is cut and still not empty.
+_ANSWER_BYTES_MAX = 256 * 1024
+_GIT_S = 120.0
+_BRANCH = "main"
+# Whose commits these are; nothing of the machine's or the repository's own configuration decides it.
+_SETTINGS = (
+    "user.name=Perdure",
+    "user.email=perdure@localhost",
+    "commit.gpgSign=false",
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "advice.detachedHead=false",
+    "gc.auto=0",
+    "safe.directory=*",
+)
+
+
+class SetAside(msgspec.Struct, frozen=True, kw_only=True):
+    """Where leftovers went (`None`: there were none), and where the branch stands."""
+
+    side_ref: str | None
+    head: str | None
+
+
+class ProjectGit:
+    """The repository in the root of one workspace, through one call's context."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+
+    async def ensure(self) -> None:
+        """Make the repository if there is none, and clear a lock that a killed git left."""
+        await self._run("init", "--quiet", "--initial-branch", _BRANCH)
+        await self._sh("rm -f .git/index.lock .git/HEAD.lock")
+
+    async def head(self) -> str | None:
+        """The commit that is checked out; `None` before the first."""
+        return await self._resolve("HEAD")
+
+    async def commit(self, message: str, trailers: Mapping[str, str]) -> tuple[str, bool]:
+        """Commit the whole tree, also when nothing changed; the commit, and whether it was there already."""
+        found = await self.found(trailers)
+        if found is not None:
+            return found, True
+        await self._run("add", "--all")
+        lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
+        await self._run("commit", "--quiet", "--allow-empty", "--no-verify", "-m", message, "-m", lines)
+        head = await self.head()
+        if head is None:
+            raise RepositoryFault("git says that it committed, and there is no commit")
+        return head, False
+
+    async def found(self, trailers: Mapping[str, str]) -> str | None:
+        """The commit of the branch that carries all of these trailers."""
+        if await self.head() is None:
+            return None
+        greps = [item for name, value in trailers.items() for item in ("--grep", f"^{name}: {value}$")]
+        answer = await self._run("log", "-1", "--format=%H", "--all-match", "--extended-regexp", *greps)
+        return answer.strip() or None
+
+    async def is_clean(self) -> bool:
+        return not (await self._run("status", "--porcelain")).strip()
+
+    async def set_aside(self, ref: str, message: str, trailers: Mapping[str, str], head: str) -> SetAside:
+        """Keep on a side ref what differs from `head`, commits included, and make the tree what `head` holds. Ignored
+        files stay."""
+        now = await self.head()
+        if now == head and await self.is_clean():
+            # Perhaps an earlier try did it all.
+            mine = await self._resolve(ref)
+            return SetAside(side_ref=ref if mine is not None else None, head=head)
+        await self._run("add", "--all")
+        tree = (await self._run("write-tree")).strip()
+        parent = ["-p", now] if now is not None else []
+        lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
+        kept = (await self._run("commit-tree", tree, *parent, "-m", message, "-m", lines)).strip()
+        await self._run("update-ref", ref, kept)
+        await self._run("reset", "--quiet", "--hard", head)
+        await self._run("clean", "-d", "--force", "--quiet")
+        return SetAside(side_ref=ref, head=head)
+
+    async def bring_back(self, ref: str) -> bool:
+        """Put what a side ref holds on top of the tree, uncommitted; `False`, and nothing done, where it does not fit."""
+        if await self._resolve(ref) is None:
+            return False
+        # Merged without the tree: writing the outcome is the same however often it is done.
+        exit_code, answer = await self._try("merge-tree", "--write-tree", "HEAD", ref)
+        if exit_code != 0:
+            return False
+        await self._run("restore", "--worktree", f"--source={answer.split()[0]}", "--", ".")
+        return True
+
+    async def _resolve(self, name: str) -> str | None:
+        exit_code, answer = await self._try("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        return answer.strip() if exit_code == 0 else None
+
+    async def _run(self, *arguments: str) -> str:
+        exit_code, answer = await self._try(*arguments)
+        if exit_code != 0:
+            raise RepositoryFault(f"git {arguments[0]} ended with {exit_code}: {answer.strip()[-500:]}")
+        return answer
+
+    async def _try(self, *arguments: str) -> tuple[int | None, str]:
+        settings = [item for setting in _SETTINGS for item in ("-c", setting)]
+        return await self._carry_out(["git", *settings, *arguments])
+
+    async def _sh(self, line: str) -> None:
+        await self._carry_out(["sh", "-c", line])
+
+    async def _carry_out(self, argv: Sequence[str]) -> tuple[int | None, str]:
+        context = self._context
+        command = Command(
+            argv=list(argv),
+            directory=context.guard.root,
+            call_id=context.call_id,
+            timeout_s=_GIT_S,
+            output_bytes_max=_ANSWER_BYTES_MAX,
+            environment={"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"},
+        )
+        confined = context.sandbox.confine(command, root=context.guard.root)
+        ended = await context.processes.run(confined, on_started=context.on_started, stop=context.stop)
+        if ended.cancelled:
+            raise Stopped("git was stopped before it had ended")
+        if ended.timed_out:
+            raise RepositoryFault(f"git did not end within {_GIT_S:g} s")
+        return ended.exit_code, ended.output

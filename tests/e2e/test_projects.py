@@ -1,0 +1,197 @@
+"""Projects through five real processes: from a brief to verified, committed features, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.stage import Script, Stage, call, calls, says, stage
+from tests.fakes.waiting import eventually
+
+
+def check(path: str, text: str) -> dict[str, object]:
+    return {"kind": "command", "argv": ["grep", "-q", text, path]}
+
+
+def feature(identifier: str, **more: object) -> dict[str, object]:
+    acceptance = [check(f"{identifier}.txt", f"this is {identifier}")]
+    return {"id": identifier, "title": f"make {identifier}", "acceptance": acceptance, **more}
+
+
+def working_on(identifier: str) -> str:
+    """What only the goal of a session for this feature holds."""
+    return f"clean checkout of the workspace:\n\n{identifier}: make {identifier}\n"
+
+
+def builds(identifier: str, text: str = "") -> list[dict[str, object]]:
+    return [
+        calls(call("write_file", path=f"{identifier}.txt", content=text or f"this is {identifier}\n")),
+        calls(
+            call("write_handoff", done=[f"{identifier} is there"], next=[], decisions=[f"keep {identifier}"])
+        ),
+        says(f"{identifier} is built."),
+    ]
+
+
+LETTERS = [f"part_{letter}" for letter in "abcde"]
+SCRIPT: Script = {
+    "[alphabet]\n\nThis is the first session": [
+        calls(call("write_features", features=[feature("part_a"), feature("part_a")])),
+        calls(call("write_features", features=[feature(name) for name in LETTERS])),
+        calls(call("write_handoff", done=["the list"], next=["part_a"], decisions=["plain files"])),
+        says("The list is written."),
+    ],
+    "This is attempt 2. It was tried before. The last error": builds("stubborn"),
+    **{working_on(name): builds(name) for name in (*LETTERS, "one", "two", "three")},
+    working_on("stubborn"): [
+        calls(call("write_file", path="stubborn.txt", content="something else\n")),
+        *[says("It is done.")] * 3,
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+async def perdure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    async with stage(tmp_path_factory.mktemp("projects"), SCRIPT) as made:
+        yield made
+
+
+async def create(perdure: Stage, **body: object) -> str:
+    async with httpx.AsyncClient(base_url=perdure.perdure.url) as http:
+        answer = await http.post("/api/projects", json=body)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["project_id"])
+
+
+async def card(perdure: Stage, project_id: str) -> dict[str, object]:
+    async with httpx.AsyncClient(base_url=perdure.perdure.url, timeout=30) as http:
+        answer = await http.get(f"/api/projects/{project_id}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+async def once(perdure: Stage, project_id: str, status: str) -> dict[str, object]:
+    """The card once the project is in this status."""
+
+    async def look() -> dict[str, object]:
+        return await card(perdure, project_id)
+
+    return await eventually(
+        look, f"{project_id} {status}", fits=lambda seen: seen["status"] == status, every_s=0.1
+    )
+
+
+def log_of(perdure: Stage, project_id: str) -> list[str]:
+    """The features that the workspace's own history holds, oldest first."""
+    folder = perdure.data / "workspaces" / project_id
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "log",
+        "--reverse",
+        "--format=%(trailers:key=Perdure-Feature,valueonly)",
+    ]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return [line for line in said.splitlines() if line]
+
+
+def is_clean(perdure: Stage, project_id: str) -> bool:
+    folder = perdure.data / "workspaces" / project_id
+    command = ["git", "-C", str(folder), "status", "--porcelain"]
+    return not subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+async def test_a_brief_becomes_a_list_and_every_feature_is_committed_once(perdure: Stage) -> None:
+    project_id = await create(perdure, name="alphabet", brief="Write the letters. [alphabet]")
+    seen = await once(perdure, project_id, "COMPLETED")
+    assert seen["phase"] == "done"
+    assert log_of(perdure, project_id) == LETTERS
+    assert is_clean(perdure, project_id)
+    handoff = seen["handoff"]
+    assert isinstance(handoff, dict)
+    assert handoff["decisions"] == ["plain files", *(f"keep {name}" for name in LETTERS)]
+    progress = (perdure.data / "workspaces" / project_id / "progress.md").read_text()
+    assert "[v] part_e" in progress
+
+
+async def test_a_claim_without_the_work_is_tried_again_with_its_evidence(perdure: Stage) -> None:
+    project_id = await create(
+        perdure,
+        name="claims",
+        brief="Build it.",
+        features=[feature("stubborn"), feature("one", priority=200)],
+    )
+    seen = await once(perdure, project_id, "COMPLETED")
+    assert log_of(perdure, project_id) == ["stubborn", "one"]
+    async with httpx.AsyncClient(base_url=perdure.perdure.url) as http:
+        (stubborn, _) = (await http.get(f"/api/projects/{project_id}/features")).json()["features"]
+        listed = (await http.get("/api/projects")).json()["projects"]
+        runs = (await http.get("/api/runs", params={"project_id": project_id})).json()["runs"]
+        stream = await http.get(f"/api/projects/{project_id}/stream", timeout=30)
+    assert stubborn["attempts"] == 2
+    assert stubborn["verified"] is True
+    (row,) = [row for row in listed if row["project_id"] == project_id]
+    assert (row["committed"], row["features_total"], row["status"]) == (2, 2, "COMPLETED")
+    assert row["sessions"] == seen["sessions"] == 5
+    assert len(runs) == 10
+    assert stream.text.count("event: session.started") == 5
+    assert "event: project.completed" in stream.text
+
+
+async def test_kills_of_all_that_works_change_nothing_in_the_outcome(perdure: Stage) -> None:
+    names = ["one", "two", "three"]
+    project_id = await create(
+        perdure, name="killed", brief="Build.", features=[feature(name) for name in names]
+    )
+    for session, victims in (
+        (1, ("scheduler",)),
+        (2, ("executor", "toolhost")),
+        (3, ("scheduler", "verifier")),
+    ):
+
+        async def look() -> dict[str, object]:
+            return await card(perdure, project_id)
+
+        await eventually(
+            look, f"session {session}", fits=lambda seen, least=session: int(str(seen["sessions"])) >= least,
+        )  # fmt: skip
+        for victim in victims:
+            perdure.perdure.kill(victim)
+    await once(perdure, project_id, "COMPLETED")
+    assert log_of(perdure, project_id) == names
+    assert is_clean(perdure, project_id)
+
+
+async def test_the_command_line_starts_and_follows_a_project(perdure: Stage, tmp_path: Path) -> None:
+    given = tmp_path / "project.json"
+    given.write_text(json.dumps({"name": "cli", "brief": "Build.", "features": [feature("one")]}))
+
+    async def perdure_project(*words: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "deploy.cli", "project", *words),
+            env={**os.environ, "PERDURE_URL": perdure.perdure.url},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await process.communicate()
+        return process.returncode or 0, said.decode()
+
+    code, said = await perdure_project("create", "--file", str(given))
+    assert code == 0
+    project_id = said.split()[0]
+    code, said = await perdure_project("show", project_id, "--watch")
+    assert code == 0
+    assert "feature.state_changed" in said
+    assert "COMPLETED, done" in said
+    code, said = await perdure_project("list", "--json")
+    assert project_id in said
+    code, _ = await perdure_project("pause", project_id)
+    assert code == 1

@@ -1,0 +1,149 @@
+"""What the runtime does in a project's workspace: a commit is made once and holds what was judged; nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from libs.contracts.workspaces import (
+    WORKSPACE_COMMAND,
+    WORKSPACE_COMMIT,
+    WORKSPACE_PREPARE,
+    WORKSPACE_RESTORE,
+    WORKSPACE_SET_ASIDE,
+)
+from services.toolhost.errands import perform
+from services.toolhost.tools import Outcome, ToolContext
+from tests.unit.toolhost_workspace import context
+
+TRAILERS = {"Perdure-Feature": "cart", "Perdure-Session": "run_0_1", "Perdure-Evidence": "ab" * 32}
+
+
+@pytest.fixture
+async def tools(tmp_path: Path) -> AsyncIterator[ToolContext]:
+    made = context(tmp_path)
+    await made.repository.ensure()
+    async with aclosing(made.processes):
+        yield made
+
+
+async def commit(tools: ToolContext, **more: object) -> Outcome:
+    arguments: dict[str, object] = {"message": "cart: A basket.", "trailers": TRAILERS, **more}
+    return await perform(WORKSPACE_COMMIT, tools, arguments)
+
+
+async def baseline(tools: ToolContext) -> str:
+    """The workspace with a first commit; its name."""
+    assert (await perform(WORKSPACE_PREPARE, tools, {})).ok
+    done = await commit(tools, message="baseline", trailers={"Perdure-Session": "run_0_0"})
+    assert done.ok, done.output
+    return str(done.metadata["commit"])
+
+
+def git(tools: ToolContext, *arguments: str) -> str:
+    command = ["git", "-C", str(tools.guard.root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def put(tools: ToolContext, path: str, text: str) -> None:
+    (tools.guard.root / path).write_text(text)
+
+
+async def test_a_commit_has_its_trailers_and_is_found_by_them(tools: ToolContext) -> None:
+    await baseline(tools)
+    put(tools, "cart.py", "total = 0\n")
+    first = await commit(tools, files={"progress.md": "# shop\n"})
+    again = await commit(tools)
+    assert first.metadata["found"] is False
+    assert again.metadata["found"] is True
+    assert again.metadata["commit"] == first.metadata["commit"] == git(tools, "rev-parse", "HEAD")
+    assert git(tools, "rev-list", "--count", "HEAD") == "2"
+    assert "Perdure-Feature: cart" in git(tools, "log", "-1", "--format=%(trailers)")
+    assert git(tools, "show", "HEAD:progress.md") == "# shop"
+
+
+async def test_what_changed_since_the_verdict_is_not_committed(tools: ToolContext) -> None:
+    await baseline(tools)
+    put(tools, "cart.py", "total = 0\n")
+    judged = (await tools.repository.snapshot("verification")).commit
+    put(tools, "cart.py", "total = 1\n")
+    refused = await commit(tools, verified=judged)
+    assert not refused.ok
+    assert "cart.py" in refused.output
+    put(tools, "cart.py", "total = 0\n")
+    # An earlier try was killed between its files and its commit: they are no change.
+    put(tools, "progress.md", "half\n")
+    assert (await commit(tools, verified=judged, files={"progress.md": "whole\n"})).ok
+
+
+async def test_leftovers_go_to_a_side_ref_and_come_back_on_top_of_newer_work(tools: ToolContext) -> None:
+    head = await baseline(tools)
+    put(tools, "half.py", "begun\n")
+    arguments: dict[str, object] = {
+        "ref": "refs/perdure/session/3",
+        "message": "left over",
+        "trailers": {"Perdure-Session": "run_0_3"},
+        "head": head,
+    }
+    aside = await perform(WORKSPACE_SET_ASIDE, tools, arguments)
+    assert aside.metadata["side_ref"] == "refs/perdure/session/3"
+    assert not (tools.guard.root / "half.py").exists()
+    assert git(tools, "status", "--porcelain") == ""
+    assert (await perform(WORKSPACE_SET_ASIDE, tools, arguments)).metadata == aside.metadata
+    put(tools, "other.py", "done\n")
+    assert (await commit(tools)).ok
+    assert (await perform(WORKSPACE_RESTORE, tools, {"ref": "refs/perdure/session/3"})).ok
+    assert (tools.guard.root / "half.py").read_text() == "begun\n"
+    assert (tools.guard.root / "other.py").read_text() == "done\n"
+
+
+async def test_commits_of_the_agent_of_a_failed_session_do_not_stay_on_the_branch(tools: ToolContext) -> None:
+    head = await baseline(tools)
+    put(tools, "mine.py", "")
+    git(tools, "add", ".")
+    git(tools, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "Perdure-Feature: cart")
+    aside = await perform(
+        WORKSPACE_SET_ASIDE,
+        tools,
+        {"ref": "refs/perdure/session/4", "message": "left over", "trailers": {}, "head": head},
+    )
+    assert aside.ok
+    assert git(tools, "rev-parse", "HEAD") == head
+    assert git(tools, "show", "refs/perdure/session/4^:mine.py") == ""
+
+
+async def test_leftovers_that_do_not_fit_any_more_stay_where_they_are(tools: ToolContext) -> None:
+    head = await baseline(tools)
+    put(tools, "a.py", "one\n")
+    ref = "refs/perdure/session/5"
+    await perform(WORKSPACE_SET_ASIDE, tools, {"ref": ref, "message": "left", "trailers": {}, "head": head})
+    put(tools, "a.py", "another\n")
+    assert (await commit(tools)).ok
+    restored = await perform(WORKSPACE_RESTORE, tools, {"ref": ref})
+    assert not restored.ok
+    assert git(tools, "status", "--porcelain") == ""
+    assert (tools.guard.root / "a.py").read_text() == "another\n"
+
+
+async def test_a_workspace_begins_from_a_folder_once(tools: ToolContext, tmp_path: Path) -> None:
+    seed = tmp_path / "seed"
+    (seed / "src").mkdir(parents=True)
+    (seed / "src" / "a.py").write_text("a\n")
+    began = await perform(WORKSPACE_PREPARE, tools, {"seed_dir": str(seed)})
+    assert began.metadata == {"began": True}
+    assert (await commit(tools)).ok
+    put(tools, "src/a.py", "changed\n")
+    again = await perform(WORKSPACE_PREPARE, tools, {"seed_dir": str(seed)})
+    assert again.metadata == {"began": False}
+    assert (tools.guard.root / "src" / "a.py").read_text() == "changed\n"
+
+
+async def test_a_command_of_the_project_tells_how_it_ended(tools: ToolContext) -> None:
+    failed = await perform(WORKSPACE_COMMAND, tools, {"argv": ["sh", "-c", "echo no; exit 3"]})
+    assert not failed.ok
+    assert "no" in failed.output
+    assert failed.metadata["exit_code"] == 3
