@@ -44,6 +44,14 @@ class Finding(NamedTuple):
     what: str
 
 
+class TakeOver(NamedTuple):
+    """A claim, and how long after the fault it came that cost the former owner the run."""
+
+    seconds: float
+    run_id: str
+    epoch: int
+
+
 class Observed(NamedTuple):
     """All there is to judge."""
 
@@ -60,9 +68,9 @@ def findings(seen: Observed) -> list[Finding]:
     return [*_missing(seen), *(finding for key in seen.logs for finding in _judged(seen, key))]
 
 
-def take_overs(logs: Iterable[Sequence[Record]], faults: Sequence[Fault]) -> dict[str, list[float]]:
-    """Seconds from a fault of an owner to the next claim of its run, by the kind of fault."""
-    found: dict[str, list[float]] = {}
+def take_overs(logs: Iterable[Sequence[Record]], faults: Sequence[Fault]) -> dict[str, list[TakeOver]]:
+    """Every claim that followed a fault of the run's owner, by the kind of fault."""
+    found: dict[str, list[TakeOver]] = {}
     for records in logs:
         owner, since = "", None
         for event in (event for record in records for event in decode_events(record)):
@@ -73,7 +81,8 @@ def take_overs(logs: Iterable[Sequence[Record]], faults: Sequence[Fault]) -> dic
             at = parse_rfc3339(event.at)
             fault = _last_fault(faults, owner, since, at)
             if fault is not None:
-                found.setdefault(fault.kind, []).append((at - fault.at).total_seconds())
+                late_s = (at - fault.at).total_seconds()
+                found.setdefault(fault.kind, []).append(TakeOver(late_s, event.run_id, event.body.epoch))
             owner, since = event.body.owner, at
     return found
 
@@ -88,9 +97,11 @@ def table(found: Sequence[Finding], seen: Observed, faults: Sequence[Fault]) -> 
     lines.append(f"{'claims':<16}{sum(_claims(records) for records in seen.logs.values()):>6}")
     lines.append(f"{'effects':<16}{len(seen.effects):>6}")
     lines.append(f"{'reconciled':<16}{seen.reconciled:>6}")
-    for kind, seconds in sorted(take_overs(seen.logs.values(), faults).items()):
+    for kind, taken in sorted(take_overs(seen.logs.values(), faults).items()):
+        middle, last = median(one.seconds for one in taken), max(taken)
         lines.append(
-            f"take-over after {kind}: {len(seconds)} times, median {median(seconds):.1f} s, longest {max(seconds):.1f} s"
+            f"take-over after {kind}: {len(taken)} times, median {middle:.1f} s, longest {last.seconds:.1f} s "
+            f"({last.run_id}, epoch {last.epoch})"
         )
     counted = Counter(finding.kind for finding in found)
     lines += [f"{kind:<16}{counted[kind]:>6}" for kind in KINDS]
