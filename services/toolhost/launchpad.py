@@ -10,7 +10,6 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from contextlib import ExitStack
-from io import FileIO
 from pathlib import Path
 
 from services.toolhost import launcher
@@ -38,16 +37,19 @@ class Launchpad:
     async def launch(self, group: Group) -> Launched:
         """A launcher whose command will be in `group`. Raises `OSError` if the system has no room for it."""
         with ExitStack() as handed, ExitStack() as kept:
-            (input_r, input_w), (output_r, output_w), (status_r, status_w) = os.pipe(), os.pipe(), os.pipe()
-            for fd in (input_r, output_w, status_w):
+            (output_r, output_w), (status_r, status_w) = os.pipe(), os.pipe()
+            for fd in (output_w, status_w):
                 handed.callback(os.close, fd)
             for fd in (output_r, status_r):
                 kept.callback(os.close, fd)
                 os.set_blocking(fd, False)
-            orders = kept.enter_context(FileIO(input_w, "wb"))
-            await self._send(group, [input_r, output_w, status_w])
+            # No pipe: uvloop closes the descriptor of one twice, and by the second time it may be another file's.
+            orders, orders_end = socket.socketpair()
+            handed.enter_context(orders_end)
+            kept.enter_context(orders)
+            await self._send(group, [orders_end.fileno(), output_w, status_w])
             loop = asyncio.get_running_loop()
-            transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, orders)
+            transport, _ = await loop.create_unix_connection(asyncio.Protocol, sock=orders)
             kept.pop_all()
         return Launched(group, transport, output_r, status_r)
 

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 
@@ -67,6 +69,30 @@ async def test_an_exit_code_is_the_programs_own(tmp_path: Path, code: int) -> No
     )
     assert outcome.output == "out\nerr\n"
     assert (outcome.output_bytes, outcome.dropped_bytes, outcome.leftovers) == (8, 0, 0)
+
+
+async def test_a_command_closes_no_descriptor_twice(tmp_path: Path) -> None:
+    """By the second time it may be another file's: here threads open and close some all the time."""
+    done, lost = threading.Event(), list[OSError]()
+
+    def open_and_close() -> None:
+        while not done.wait(0.001):
+            for fd in [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]:
+                try:
+                    os.close(fd)
+                except OSError as error:
+                    lost.append(error)
+
+    with ThreadPoolExecutor(16) as pool:
+        others = [pool.submit(open_and_close) for _ in range(16)]
+        try:
+            async with aclosing(processes()) as started:
+                for _ in range(10):
+                    await asyncio.gather(*(started.run(shell(tmp_path, "exit 0")) for _ in range(10)))
+        finally:
+            done.set()
+    assert not lost
+    assert all(other.exception() is None for other in others)
 
 
 async def test_a_signal_of_somebody_else_is_not_called_a_timeout(tmp_path: Path) -> None:
