@@ -311,6 +311,9 @@ class ReconciliationResolved(EventBody, frozen=True, kw_only=True):
 
 
 class ChildFinished(EventBody, frozen=True, kw_only=True):
+    """A child has ended. What it used, its own children's share included, counts on its parent from here on: `usage`, turns
+    (`iterations`) and owned time."""
+
     type = "child.finished"
     life = True
     call_id: str
@@ -318,6 +321,8 @@ class ChildFinished(EventBody, frozen=True, kw_only=True):
     status: str
     answer: str
     usage: Usage = Usage()
+    iterations: int = 0
+    owned_ms: int = 0
 
 
 # --- Verification and learning ----------------------------------------------------------------------------------

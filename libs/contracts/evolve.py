@@ -185,6 +185,8 @@ def _forked(state: RunState, event: Event) -> RunState:
         finished_at=None,
         attempt=0,
         owned_ms=0,
+        children_iterations=0,
+        children_owned_ms=0,
         claims_without_progress=0,
         silences=0,
         retry_at=None,
@@ -346,6 +348,8 @@ def _child_finished(state: RunState, event: Event) -> RunState:
         state,
         child_results={**state.child_results, body.call_id: result},
         usage=state.usage.plus(body.usage),
+        children_iterations=state.children_iterations + body.iterations,
+        children_owned_ms=state.children_owned_ms + body.owned_ms,
     )
     if state.status is RunStatus.WAITING_FOR_CHILD:
         return _replace(state, status=RunStatus.QUEUED, waiting_since=None)

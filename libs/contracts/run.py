@@ -287,6 +287,9 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     reconciled: Reconciled | None = None
     children: dict[str, str] = {}
     child_results: dict[str, ChildResult] = {}
+    # What the children that have ended used of the run's own limits; their tokens and money are in `usage`.
+    children_iterations: int = 0
+    children_owned_ms: int = 0
 
     attachment: Attachment | None = None
     # What stands in the prompt; it never changes once the model was asked.

@@ -150,7 +150,7 @@ class Activities:
             case CallTool(call):
                 return await self._call(state, call, fresh=fresh)
             case SpawnChild(call):
-                child = await spawn(self._bench.runs, state, call)
+                child = await spawn(self._bench.runs, state, call, self._bench.clock.now())
                 self._log.info("child.spawned", call_id=call.call_id, child_run_id=child)
                 self._spawned.add(call.call_id)
                 return []

@@ -129,7 +129,13 @@ def finished(call_id: str, child: RunState) -> ChildFinished:
         case _:
             answer = f"it was cancelled by {child.cancel_requested_by or 'somebody'}{partial_work(child)}"
     return ChildFinished(
-        call_id=call_id, child_run_id=child.run_id, status=child.status, answer=answer, usage=child.usage
+        call_id=call_id,
+        child_run_id=child.run_id,
+        status=child.status,
+        answer=answer,
+        usage=child.usage,
+        iterations=child.iteration + child.children_iterations,
+        owned_ms=child.owned_ms + child.children_owned_ms,
     )
 
 

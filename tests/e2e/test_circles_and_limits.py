@@ -58,6 +58,12 @@ SCRIPT: Script = {
         says("?"),
     ],
     "[child]": steps(9, **USED),
+    "[turns]": [
+        calls(call("delegate", goal="[idle] a"), call("delegate", goal="[idle] b"), call("echo", text="x")),
+        says("?"),
+    ],
+    "[idle]": steps(9),
+    "[last]": [calls(call("delegate", goal="[idle] c"), call("echo", text="at last"))],
     "[greedy]": [
         calls(call("delegate", goal="[large] a"), call("delegate", goal="[slow] b"), **USED),
         says("?"),
@@ -79,6 +85,8 @@ LIMITS: dict[str, dict[str, object]] = {
     "[time]": {"timeout_s": 2.0},
     "[parent]": {"max_total_tokens": 3_000},
     "[greedy]": {"max_total_tokens": 3_000},
+    "[turns]": {"max_iterations": 6},
+    "[last]": {"max_iterations": 1},
 }
 FILES = {
     "[58 alternating]": {"a.txt": "a", "b.txt": "b"},
@@ -127,7 +135,7 @@ async def at(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Begun]:
     prices.write_text(json.dumps({"scripted": {"input": 1000, "output": 1000}}))
     environment = {"PERDURE_MODEL_PRICES": str(prices), "PERDURE_FALLBACK_MODELS": "second, third"}
     async with stage(folder, SCRIPT, environment) as on:
-        begun = [marker for marker in SCRIPT if marker not in ("[child]", "[large]", "[slow]")]
+        begun = [marker for marker in SCRIPT if marker not in ("[child]", "[large]", "[slow]", "[idle]")]
 
         async def submit(number: int, marker: str) -> str:
             workspace = f"circle-{number}"
@@ -223,6 +231,30 @@ async def test_children_share_their_parents_budget_and_their_use_ends_it(at: Beg
     assert {child.error.error_code for child in children if child.error is not None} == {"BUDGET_EXCEEDED"}
     run = await at.ended("[parent]")
     assert run.usage.input_tokens + run.usage.output_tokens == 3_000
+
+
+async def test_children_share_their_parents_turns_and_time_and_their_use_ends_it(at: Begun) -> None:
+    code, message = await at.failed("[turns]")
+    assert code == "MAX_ITERATIONS"
+    assert "the run and its children used 6 of 6 turns" in message
+    ends = [end.payload for end in await at.events("[turns]", "child.finished")]
+    children = [await at.on.ended(str(end["child_run_id"])) for end in ends]
+    assert sorted(child.iteration for child in children) == [2, 3]
+    assert [end["iterations"] for end in ends] == [child.iteration for child in children]
+    assert all(int(str(end["owned_ms"])) > 0 for end in ends)
+    shares = [float(str(child.limits["timeout_s"])) for child in children]
+    assert all(1_700 < share < 1_800 for share in shares)
+    assert {child.error.error_code for child in children if child.error is not None} == {"MAX_ITERATIONS"}
+
+
+async def test_a_last_turn_carries_out_what_it_can_and_delegates_to_nobody(at: Begun) -> None:
+    code, message = await at.failed("[last]")
+    assert (code, "what it had delegated is stopped" in message) == ("MAX_ITERATIONS", True)
+    (result,) = await at.events("[last]", "tool.completed")
+    assert (result.payload["ok"], result.payload["output"]) == (True, "at last")
+    assert not any(
+        "[idle] c" in str(body["messages"]) and "[last]" not in str(body) for body in at.requests("[idle]")
+    )
 
 
 async def test_a_child_that_uses_up_its_parents_budget_stops_its_siblings(at: Begun) -> None:

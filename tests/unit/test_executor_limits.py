@@ -1,6 +1,7 @@
 """A run's limits in the loop: what the model is told before one ends, how each ends the run, and what children share."""
 
 from datetime import datetime, timedelta
+from typing import cast
 
 import msgspec
 import pytest
@@ -13,10 +14,13 @@ from libs.contracts.run import RunState, RunStatus
 from libs.contracts.tasks import Limits
 from libs.contracts.transcript import UserItem
 from libs.contracts.values import ModelToolCall, Usage
-from services.executor.decision.activity import CallModel
+from services.executor.decision.activity import CallModel, CallTool
 from services.executor.decision.decide import Do, foresee, settle
+from services.executor.decision.limits import deadline
 from services.executor.tools.children import limits_of_child
 from tests.unit.test_executor_decide import NOW, asked, call, env, kinds, owned, result, turn
+
+LATER = NOW + timedelta(seconds=10)
 
 
 def called(state: RunState, number: int, *, usage: Usage | None = None, now: datetime = NOW) -> RunState:
@@ -117,16 +121,76 @@ def test_a_budget_that_a_childs_usage_uses_up_ends_the_run_while_other_children_
     assert "the run and its children used 1015 of 1000 tokens" in error.message
 
 
-def test_children_of_one_turn_share_what_is_left_of_the_budget() -> None:
+def delegating(limits: Limits, count: int) -> RunState:
+    """The state behind a first turn that delegates to so many, with their intents; it took 10 s."""
     usage = Usage(requests=1, input_tokens=90, output_tokens=10, cost_usd=0.5)
-    delegating = turn(1, calls=[call("delegate", n, goal=str(n)) for n in range(3)])
-    state = foresee(
-        asked(owned(Limits(max_total_tokens=1_000, max_cost_usd=2.0))),
-        [msgspec.structs.replace(delegating, usage=usage)],
-        NOW,
+    said = turn(1, calls=[call("delegate", n, goal=str(n)) for n in range(count)])
+    state = foresee(asked(owned(limits)), [msgspec.structs.replace(said, usage=usage)], LATER)
+    return foresee(state, settle(state, env(now=LATER)).events, LATER)
+
+
+def ended(state: RunState, number: int, *, iterations: int = 0, owned_s: float = 0) -> e.ChildFinished:
+    call_id = f"call_1_{number}"
+    return e.ChildFinished(
+        call_id=call_id,
+        child_run_id=state.children[call_id],
+        status="COMPLETED",
+        answer="a",
+        iterations=iterations,
+        owned_ms=int(owned_s * 1000),
     )
-    limits = limits_of_child(state)
-    assert (limits.max_total_tokens, limits.max_cost_usd) == (300, 0.5)
+
+
+def test_children_of_one_turn_share_what_is_left_of_every_limit() -> None:
+    limits = Limits(max_iterations=12, max_total_tokens=1_000, max_cost_usd=2.0, timeout_s=100)
+    state = delegating(limits, 3)
+    shares = [limits_of_child(state, f"call_1_{n}", LATER) for n in range(3)]
+    assert {(share.max_total_tokens, share.max_cost_usd, share.timeout_s) for share in shares} == {
+        (300, 0.5, 30.0)
+    }
+    assert [share.max_iterations for share in shares] == [4, 4, 3]
+
+
+def test_turns_and_time_of_children_count_on_their_parent_once_they_have_ended() -> None:
+    state = delegating(Limits(max_iterations=12, timeout_s=100), 2)
+    state = foresee(state, [ended(state, 0, iterations=4, owned_s=30)], LATER)
+    assert deadline(state) == NOW + timedelta(seconds=70)
+    state = foresee(state, [ended(state, 1, iterations=4, owned_s=20)], LATER)
+    assert deadline(state) == NOW + timedelta(seconds=50)
+    # 9 of 12 turns are used, and 60 of 100 seconds: a later child gets of what is left.
+    share = limits_of_child(state, "call_1_0", LATER)
+    assert (share.max_iterations, share.timeout_s) == (2, 20.0)
+    settled = settle(state, env(now=LATER))
+    assert kinds(settled.events)[-1] == "model.requested"
+    assert "40 of 100 seconds" in notes(settled.state)[0]
+    over = settle(state, env(now=NOW + timedelta(seconds=51))).state
+    assert over.error is not None
+    assert over.error.error_code == "TIMEOUT"
+    assert "the run and its children" in over.error.message
+
+
+def test_a_run_whose_turns_are_used_up_by_its_children_ends_and_says_so() -> None:
+    state = delegating(Limits(max_iterations=9), 2)
+    state = foresee(state, [ended(state, 0, iterations=4)], LATER)
+    assert settle(state, env(now=LATER)).state.error is None
+    state = foresee(state, [ended(state, 1, iterations=4)], LATER)
+    error = settle(state, env(now=LATER)).state.error
+    assert error is not None
+    assert error.error_code == "MAX_ITERATIONS"
+    assert "the run and its children used 9 of 9 turns" in error.message
+
+
+def test_a_last_turn_delegates_to_nobody_because_nobody_would_read_the_answer() -> None:
+    state = asked(owned(Limits(max_iterations=1)))
+    both = turn(1, calls=[call("delegate", 0, goal="a"), call("echo", 1, text="x")])
+    state = foresee(state, [both], NOW)
+    settled = settle(state, env())
+    assert [type(activity) for activity in cast(Do, settled.then).activities] == [CallTool]
+    state = foresee(state, [*settled.events, result("call_1_1")], NOW)
+    error = settle(state, env()).state.error
+    assert error is not None
+    assert error.error_code == "MAX_ITERATIONS"
+    assert "what it had delegated is stopped" in error.message
 
 
 TOMORROW = NOW + timedelta(hours=12)

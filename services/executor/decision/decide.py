@@ -190,9 +190,11 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
         and call.call_id not in state.child_results
     ]
     over = spent(state) if _works_for(state) else None
-    if over is not None and over[0] == "BUDGET_EXCEEDED":
-        # Its end ends the children that still work for it.
+    if over is not None and (over[0] == "BUDGET_EXCEEDED" or not running):
+        # There is no turn left for what comes of them. Its end ends the children that still work for it.
         return _end(env, _failed(state, over[0], f"{over[1]}; what it had delegated is stopped"))
+    if over is not None:
+        return Do(tuple(CallTool(call) for call in running))
     told = [call for call in state.calls if is_result(call.name, call.arguments)]
     if running or unborn or told:
         activities: list[Activity] = [CallTool(call) for call in running]

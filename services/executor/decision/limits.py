@@ -36,14 +36,15 @@ class _Gauge(NamedTuple):
 
 
 def deadline(state: RunState) -> datetime:
-    """When the owned time of the run is used up, if its owner keeps it."""
+    """When the owned time of the run and its children is used up, if its owner keeps it."""
     assert state.owner is not None
-    left_ms = state.limits.timeout_s * 1000 - state.owned_ms
+    left_ms = state.limits.timeout_s * 1000 - state.owned_ms - state.children_owned_ms
     return parse_rfc3339(state.owner.since) + timedelta(milliseconds=left_ms)
 
 
 def timed_out(state: RunState) -> tuple[str, str]:
-    return "TIMEOUT", f"the run used up its {state.limits.timeout_s:g} s; raise timeout_s or split the task"
+    told = f"{_whose(state)} used up the {state.limits.timeout_s:g} s that it may be worked on (timeout_s)"
+    return "TIMEOUT", f"{told}; raise timeout_s or split the task"
 
 
 def spent(state: RunState) -> tuple[str, str] | None:
@@ -51,14 +52,17 @@ def spent(state: RunState) -> tuple[str, str] | None:
     over = next((gauge for gauge in _gauges(state, 0) if gauge.left <= 0), None)
     if over is None:
         return None
-    whose = "the run and its children" if state.children else "the run"
-    used = f"{whose} used {_amount(over, over.used)} of {_amount(over, over.limit)} {over.unit} ({over.name})"
+    used = f"{_whose(state)} used {_amount(over, over.used)} of {_amount(over, over.limit)} {over.unit} ({over.name})"
     return over.error_code, f"{used} without finishing"
+
+
+def _whose(state: RunState) -> str:
+    return "the run and its children" if state.children else "the run"
 
 
 def notice(state: RunState, now: datetime, next_tokens: int) -> e.MessageReceived | None:
     """What the model is to be told before its next turn, a request of `next_tokens`, about a limit that is near."""
-    if _made(state) == 0:
+    if made_turns(state) == 0:
         return None
     for gauge in (*_gauges(state, next_tokens), _time(state, now)):
         if gauge.name not in state.told and gauge.left <= max(
@@ -75,9 +79,9 @@ def notice(state: RunState, now: datetime, next_tokens: int) -> e.MessageReceive
 
 
 def _gauges(state: RunState, next_tokens: int) -> Iterator[_Gauge]:
-    limits, usage, made = state.limits, state.usage, _made(state)
-    turns = max(1, made)
-    yield _Gauge("max_iterations", "turns", limits.max_iterations, made, 1, "MAX_ITERATIONS")
+    limits, usage, made = state.limits, state.usage, made_turns(state)
+    turns, asked = max(1, made), made + state.children_iterations
+    yield _Gauge("max_iterations", "turns", limits.max_iterations, asked, 1, "MAX_ITERATIONS")
     if limits.max_total_tokens is not None:
         per_turn = max(next_tokens, usage.input_tokens / turns) + usage.output_tokens / turns
         yield _Gauge("max_total_tokens", "tokens", limits.max_total_tokens, usage.total_tokens, per_turn)
@@ -89,10 +93,10 @@ def _gauges(state: RunState, next_tokens: int) -> Iterator[_Gauge]:
 def _time(state: RunState, now: datetime) -> _Gauge:
     limit = state.limits.timeout_s
     used = limit - (deadline(state) - now).total_seconds()
-    return _Gauge("timeout_s", "seconds", limit, used, used / max(1, _made(state)), "TIMEOUT")
+    return _Gauge("timeout_s", "seconds", limit, used, used / max(1, made_turns(state)), "TIMEOUT")
 
 
-def _made(state: RunState) -> int:
+def made_turns(state: RunState) -> int:
     """The turns that this run made itself: a fork does not pay for its origin."""
     return state.iteration - state.copied_iterations
 

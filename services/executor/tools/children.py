@@ -6,6 +6,7 @@ by whomever it is made, there is one. Keyed by parent run and call.
 
 import contextlib
 import hashlib
+from datetime import datetime
 
 import msgspec
 
@@ -15,10 +16,11 @@ from libs.contracts.events import RunCreated, RunStartRequested
 from libs.contracts.ids import child_run_id, task_id_of
 from libs.contracts.run import CallState, RunState
 from libs.contracts.tasks import Limits, Parent, TaskSpec
+from services.executor.decision.limits import deadline, made_turns
 from services.executor.tools.runtime import DELEGATE
 
 
-async def spawn(runs: Runs, parent: RunState, call: CallState) -> str:
+async def spawn(runs: Runs, parent: RunState, call: CallState, now: datetime) -> str:
     """Make the child of a call, or find it made; its run id."""
     run_id = child_run_id(parent.run_id, call.call_id)
     task = _task(parent, call)
@@ -26,7 +28,7 @@ async def spawn(runs: Runs, parent: RunState, call: CallState) -> str:
         tenant=parent.tenant,
         task_id=task_id_of(run_id),
         task=task,
-        limits=limits_of_child(parent),
+        limits=limits_of_child(parent, call.call_id, now),
         workspace=parent.workspace,
         body_hash=hashlib.sha256(msgspec.json.encode(task)).hexdigest(),
         parent=Parent(
@@ -59,15 +61,21 @@ def _task(parent: RunState, call: CallState) -> TaskSpec:
     )
 
 
-def limits_of_child(parent: RunState) -> Limits:
-    """The parent's limits with what is left of its budgets, in equal parts for the children that this turn makes:
-    children count on their parent, and together they cannot use more than it has."""
+def limits_of_child(parent: RunState, call_id: str, now: datetime) -> Limits:
+    """The parent's limits with what is left of them, in equal parts for the children that this turn makes: children count
+    on their parent, and together they cannot use more than it has."""
     limits, used, turn = parent.limits, parent.usage, parent.last_turn
-    siblings = sum(call.name == DELEGATE.name for call in turn.calls) if turn is not None else 0
-    parts = max(1, siblings)
+    siblings = [call.call_id for call in turn.calls if call.name == DELEGATE.name] if turn is not None else []
+    parts = max(1, len(siblings))
+    place = siblings.index(call_id) if call_id in siblings else 0
+    turns = max(0, limits.max_iterations - made_turns(parent) - parent.children_iterations)
+    time_s = max(0.0, (deadline(parent) - now).total_seconds())
     tokens, cost = limits.max_total_tokens, limits.max_cost_usd
     return msgspec.structs.replace(
         limits,
+        # The first ones get a turn more where it does not come out even.
+        max_iterations=turns // parts + (place < turns % parts),
+        timeout_s=round(time_s / parts, 3),
         max_total_tokens=max(0, tokens - used.total_tokens) // parts if tokens is not None else None,
         max_cost_usd=max(0.0, cost - (used.cost_usd or 0.0)) / parts if cost is not None else None,
     )
