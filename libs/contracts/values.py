@@ -3,6 +3,7 @@
 Invariant: sums only grow; a cost that is not known is null and never guessed.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -26,7 +27,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_tokens + self.output_tokens
 
     def plus(self, other: "Usage") -> "Usage":
-        both = self.cost_usd is not None and other.cost_usd is not None
+        cost_usd = None
+        if self.cost_usd is not None and other.cost_usd is not None:
+            # A sum beyond what a float holds has no JSON; it would come back as null from a checkpoint.
+            cost_usd = total if math.isfinite(total := self.cost_usd + other.cost_usd) else None
         return Usage(
             requests=self.requests + other.requests,
             input_tokens=self.input_tokens + other.input_tokens,
@@ -34,7 +38,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
-            cost_usd=(self.cost_usd or 0.0) + (other.cost_usd or 0.0) if both else None,
+            cost_usd=cost_usd,
             estimated=self.estimated or other.estimated,
         )
 
