@@ -95,7 +95,7 @@ clean: ## remove what this Makefile made, and the caches; keeps .perdure
 	@touch $@
 
 .venv/.ready: .uv/$(UV_VERSION) requirements.lock pyproject.toml
-	@echo 'set-up 2/3: locked dependencies into .venv (about 500 MB on disk, once; this needs the network)'
+	@echo 'set-up 2/3: locked dependencies into .venv (about 650 MB on disk, once; this needs the network)'
 	@test -x .venv/bin/python || $(UV) venv --quiet --clear --python .uv/bin/python .venv
 	@$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
 	@echo 'set-up 3/3: this checkout into .venv'

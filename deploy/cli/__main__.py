@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from deploy.cli import run_arguments
+from deploy.cli import knowledge_arguments, run_arguments
 from deploy.cli.run_arguments import positive
 
 SERVICES = ("gateway", "scheduler", "executor", "toolhost", "verifier")
@@ -56,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
     _project(commands.add_parser("project", help="long-horizon projects: create, list, show, steer"))
     _dead(commands.add_parser("dead", help="messages that nobody could handle, for operators"))
     _log(commands.add_parser("log", help="export, import, verify and replay logs, for operators"))
+    knowledge_arguments.add_actions(
+        commands.add_parser("knowledge", help="index and search the documents of search_knowledge")
+    )
     _doctor(commands.add_parser("doctor", help="examine the bus of this deployment", description=_DOCTOR))
     _check_model(
         commands.add_parser("check-model", help="examine the model's endpoint", description=_CHECK_MODEL)

@@ -15,7 +15,7 @@ once:
         {"marker": "", "turns": [
             {"attempts": [{"status": 503, "body": {"error": {"message": "busy"}}}, {"text": "Hello."}]}]}]}
 
-Served: `POST /v1/chat/completions` (streaming or not), `GET /v1/models`, and for who watches:
+Served: `POST /v1/chat/completions` (streaming or not), `POST /v1/embeddings`, `GET /v1/models`, and for who watches:
 `GET /requests` gives `{"requests": [{at, conversation, turn, attempt, model, bytes, status, aborted}]}` (`at` in seconds
 of the machine's monotonic clock), `GET /requests/N` the body of one of the last 512, `DELETE /requests` forgets them.
 """
@@ -38,6 +38,7 @@ import msgspec
 import uvloop
 
 from deploy.dev import model_script as script_of
+from deploy.dev.model_embeddings import Embeddings
 from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule, turn_of
 from deploy.dev.model_script import Answer, Script, load_script
 from deploy.dev.wire_replay import replayed
@@ -80,6 +81,7 @@ class ModelServer:
         self.connections = 0
         self.connected: set[asyncio.Transport] = set()
         self.count = 0
+        self.embeddings = Embeddings()
         self._attempts: dict[tuple[int, int], int] = {}
         self._rendered: dict[int, tuple[Answer, bytes]] = {}
 
@@ -198,6 +200,8 @@ class _Connection(asyncio.Protocol):
         method, path = self._parser.get_method(), self._url.split(b"?")[0]
         if method == b"POST" and path.endswith(b"/chat/completions"):
             self._complete(b"".join(self._body))
+        elif method == b"POST" and path.endswith(b"/embeddings"):
+            self._reply(*self._server.embeddings.answer(b"".join(self._body)))
         elif method == b"GET" and path.endswith(b"/models"):
             self._reply(
                 200, {"object": "list", "data": [{"id": "scripted", "object": "model", "owned_by": "script"}]}

@@ -1,7 +1,7 @@
 """What a launcher starts: the five services in the order in which they are drained, and what each of them is told.
 
 Invariant: a child's environment is computed here from the given one, never inherited; the model's key goes to the
-executor and to nobody else.
+executor, and to the tool host only where it embeds documents with a model of the same endpoint.
 """
 
 import sys
@@ -13,6 +13,7 @@ import msgspec
 
 from deploy.dev.child import Program
 from deploy.dev.datafolder import Credentials
+from services.toolhost.knowledge.backends import ONNX
 
 SERVER = "nats"
 # The services bound their own drain at 10 s; what takes longer than this hangs.
@@ -97,9 +98,21 @@ def bus_access(plan: Plan, ports: Ports, credentials: Credentials | None) -> dic
     }
 
 
+def embeds_with_the_models_key(environment: Mapping[str, str]) -> bool:
+    """Whether the embedding model is one of the chat model's endpoint."""
+    model = environment.get("HYBRID_EMBED_MODEL", "")
+    own = environment.get("HYBRID_EMBED_API_KEY") or environment.get("HYBRID_EMBED_BASE_URL")
+    return bool(model) and not model.startswith(ONNX) and not own
+
+
 def service_program(plan: Plan, service: Service, ports: Ports, credentials: Credentials | None) -> Program:
     """The program of a service. Stable replica ids let a restarted service declare its predecessor dead at once."""
-    withheld = plan.left_to_dotenv.union(service.withheld)
+    own = (
+        ()
+        if service.name == "toolhost" and embeds_with_the_models_key(plan.environment)
+        else service.withheld
+    )
+    withheld = plan.left_to_dotenv.union(own)
     given = {name: value for name, value in plan.environment.items() if name not in withheld}
     replica = given.get("REPLICA_ID")
     decided = {

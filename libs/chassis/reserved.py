@@ -27,10 +27,6 @@ class Reserved(BaseModel):
     retention_days: Annotated[float | None, Field(alias="PERDURE_RETENTION_DAYS", gt=0)] = None
     requests_per_minute: Annotated[int | None, Field(alias="TENANT_REQUESTS_PER_MINUTE", ge=1)] = None
     database_url: Annotated[_Database | None, Field(alias="DATABASE_URL")] = None
-    qdrant_url: Annotated[Http | None, Field(alias="QDRANT_URL")] = None
-    meilisearch_url: Annotated[Http | None, Field(alias="MEILISEARCH_URL")] = None
-    meilisearch_key: Annotated[SecretStr | None, Field(alias="MEILISEARCH_API_KEY")] = None
-    embed_model: Annotated[str | None, Field(alias="HYBRID_EMBED_MODEL")] = None
     langfuse_url: Annotated[Http | None, Field(alias="LANGFUSE_BASE_URL")] = None
     langfuse_public_key: Annotated[str | None, Field(alias="LANGFUSE_PUBLIC_KEY")] = None
     langfuse_secret_key: Annotated[SecretStr | None, Field(alias="LANGFUSE_SECRET_KEY")] = None
@@ -41,10 +37,6 @@ _READERS = {
     "PERDURE_RETENTION_DAYS": "scheduler",
     "TENANT_REQUESTS_PER_MINUTE": "gateway",
     "DATABASE_URL": "gateway",
-    "QDRANT_URL": "toolhost",
-    "MEILISEARCH_URL": "toolhost",
-    "MEILISEARCH_API_KEY": "toolhost",
-    "HYBRID_EMBED_MODEL": "toolhost",
     "LANGFUSE_BASE_URL": "executor",
     "LANGFUSE_PUBLIC_KEY": "executor",
     "LANGFUSE_SECRET_KEY": "executor",

@@ -8,6 +8,7 @@ import asyncio
 import platform
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from libs.bus.journal import Journal
@@ -17,12 +18,13 @@ from libs.chassis.logs import get_logger
 from libs.chassis.run import Chassis
 from libs.contracts.errors import ConfigurationError, LeaseLost
 from libs.contracts.streams import host_consumer
-from libs.contracts.tools import HostCatalog
+from libs.contracts.tools import HostCatalog, ToolSpec
 from services.toolhost.attach import Attached, Inheritance, Workspaces
 from services.toolhost.cgroups import Cgroups
 from services.toolhost.evidence import Evidence
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.invoke import HostParts, Invocations
+from services.toolhost.knowledge.backends import Knowledge
 from services.toolhost.leftovers import Leftovers
 from services.toolhost.looks import Looks
 from services.toolhost.mcp.joining import Guests, Surroundings, joined
@@ -34,6 +36,7 @@ from services.toolhost.repository import HiddenRepository, git_is_installed
 from services.toolhost.sandbox import Sandbox, choose
 from services.toolhost.settings import ToolhostSettings
 from services.toolhost.snapshots import Snapshots
+from services.toolhost.tools import search_knowledge
 from services.toolhost.tools.catalog import TOOLS
 from services.toolhost.tools.ripgrep import installed
 from services.toolhost.undo import UndoLog
@@ -61,7 +64,7 @@ async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgrou
         {name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, settings.policy
     )
     workspaces = _workspaces(chassis, processes, sandbox, cgroups)
-    nowhere = _nowhere(settings)
+    nowhere, knowledge = _nowhere(settings), Knowledge(settings.knowledge)
     parts = HostParts(
         log=bus.log,
         journal=Journal(bus.bucket("journal")),
@@ -73,6 +76,7 @@ async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgrou
         tests_command=settings.run_tests_command,
         nowhere=nowhere,
         ripgrep=installed(settings.program_path),
+        knowledge=knowledge,
     )
     host = ToolHost(bus, clock, Invocations(parts))
     died = asyncio.Event()
@@ -93,19 +97,15 @@ async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgrou
             workspaces.begin(liveness, root)
             catalog = _catalog(settings, sandbox, liveness.boot, root)
             effects = host_consumer(bus.subjects, liveness.boot)
-            looks = Looks(
-                settings.root,
-                Snapshots(bus.store("workspaces")),
-                secure=settings.secure,
-                program_path=settings.program_path,
-            )
-            async with bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer):
-                setting = HostSetting(catalog, effects, Changing(lambda: registry.specs, guests.changed))
+            changing = Changing(partial(_offered, registry, knowledge), guests.changed)
+            async with bus.wire.respond(bus.subjects.call_look(liveness.boot), _looks(chassis).answer):
+                setting = HostSetting(catalog, effects, changing)
                 await host.serve(liveness, setting, stop=chassis.stop, died=died)
             if died.is_set():
                 raise LeaseLost("the others declared this tool host dead; it starts again as a new boot")
             await bus.queue.remove_consumer(effects)
     finally:
+        await knowledge.close()
         workspaces.close()
         nowhere.guard.close()
 
@@ -115,6 +115,21 @@ def _cgroups(settings: ToolhostSettings) -> Cgroups | None:
     if cgroups is not None:
         cgroups.sweep()
     return cgroups
+
+
+def _offered(registry: Registry, knowledge: Knowledge) -> list[ToolSpec]:
+    """The tools of this moment: MCP servers come and go, and there is knowledge once somebody has indexed a folder."""
+    return [spec for spec in registry.specs if knowledge.offered or spec != search_knowledge.SPEC]
+
+
+def _looks(chassis: Chassis[ToolhostSettings]) -> Looks:
+    settings = chassis.settings
+    return Looks(
+        settings.root,
+        Snapshots(chassis.bus.store("workspaces")),
+        secure=settings.secure,
+        program_path=settings.program_path,
+    )
 
 
 def _catalog(settings: ToolhostSettings, sandbox: Sandbox, boot: str, root: str) -> HostCatalog:

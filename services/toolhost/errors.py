@@ -31,7 +31,10 @@ the message says what to do next.
     ├── McpRefused              MCP_ERROR: it refused the call, in its own words
     ├── McpConnectionLost       MCP_CONNECTION_LOST: it was lost during the call; what it did is not known
     ├── McpTimeout              TIMEOUT: it did not answer in time; what it did is not known
-    └── NotConfigured           TOOL_NOT_CONFIGURED
+    ├── NotConfigured           TOOL_NOT_CONFIGURED
+    └── KnowledgeFault          KNOWLEDGE_UNAVAILABLE: an index, its server or the embedding model cannot be used now
+        ├── KnowledgeMissing    KNOWLEDGE_NOT_INDEXED: there is no index for this tenant
+        └── KnowledgeMismatch   KNOWLEDGE_MODEL_MISMATCH: the index was made with another embedding model
 """
 
 from libs.contracts.errors import PerdureError
@@ -153,3 +156,15 @@ class McpTimeout(ToolFailure):
 
 class NotConfigured(ToolFailure):
     code = "TOOL_NOT_CONFIGURED"
+
+
+class KnowledgeFault(ToolFailure):
+    code = "KNOWLEDGE_UNAVAILABLE"
+
+
+class KnowledgeMissing(KnowledgeFault):
+    code = "KNOWLEDGE_NOT_INDEXED"
+
+
+class KnowledgeMismatch(KnowledgeFault):
+    code = "KNOWLEDGE_MODEL_MISMATCH"

@@ -34,6 +34,7 @@ from services.toolhost.approvals import is_approved
 from services.toolhost.attach import Attached, Workspaces
 from services.toolhost.errors import ToolFailure
 from services.toolhost.evidence import Evidence
+from services.toolhost.knowledge.backends import Knowledge
 from services.toolhost.output import clip
 from services.toolhost.pathlocks import PathLocks
 from services.toolhost.processes import Processes
@@ -61,6 +62,7 @@ class HostParts(NamedTuple):
     tests_command: tuple[str, ...]
     nowhere: Attached
     ripgrep: str | None
+    knowledge: Knowledge
 
 
 class Invocations:
@@ -187,6 +189,8 @@ class Invocations:
         return ToolContext(
             # The marker of its processes: unlike the call's id it is unique on the machine.
             call_id=key,
+            tenant=call.tenant,
+            knowledge=self._parts.knowledge,
             guard=attached.guard,
             repository=attached.repository,
             undo=attached.undo,

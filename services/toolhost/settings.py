@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from pydantic import Field, InstanceOf, SecretStr, field_validator, model_validator
+from pydantic import AliasChoices, Field, InstanceOf, SecretStr, field_validator, model_validator
 
+from libs.chassis.addresses import Http
 from libs.chassis.settings import DeploymentPolicy, ServiceSettings
 from libs.policy.rules import Policy
 from services.toolhost.cgroups import Bounds
+from services.toolhost.knowledge.backends import KnowledgeSettings
 from services.toolhost.mcp.configuration import McpServer, parse_servers
 from services.toolhost.room import BYTES_MAX, FILES_MAX, Quota
 from services.toolhost.sandbox import BOUNDS, SandboxMode
@@ -37,6 +39,19 @@ class ToolhostSettings(ServiceSettings):
     policy: DeploymentPolicy = Policy()
     time_zone: Annotated[str, Field(alias="TZ")] = ""
     mcp_servers: Annotated[tuple[InstanceOf[McpServer], ...], Field(alias="PERDURE_MCP")] = ()
+    meilisearch_url: Annotated[Http | None, Field(alias="MEILISEARCH_URL")] = None
+    meilisearch_key: Annotated[SecretStr | None, Field(alias="MEILISEARCH_API_KEY")] = None
+    qdrant_url: Annotated[Http | None, Field(alias="QDRANT_URL")] = None
+    qdrant_key: Annotated[SecretStr | None, Field(alias="QDRANT_API_KEY")] = None
+    embed_model: Annotated[str, Field(alias="HYBRID_EMBED_MODEL")] = ""
+    embed_url: Annotated[Http | None, Field(alias="HYBRID_EMBED_BASE_URL")] = None
+    embed_key: Annotated[SecretStr | None, Field(alias="HYBRID_EMBED_API_KEY")] = None
+    model_url: Annotated[
+        Http | None, Field(validation_alias=AliasChoices("OPENAI_BASE_URL", "DASHSCOPE_BASE_URL"))
+    ] = None
+    model_key: Annotated[
+        SecretStr | None, Field(validation_alias=AliasChoices("OPENAI_API_KEY", "DASHSCOPE_API_KEY"))
+    ] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -85,6 +100,22 @@ class ToolhostSettings(ServiceSettings):
         return Quota(self.bytes_max, self.files_max)
 
     @property
+    def knowledge(self) -> KnowledgeSettings:
+        """Where the indexes of documents are, and the model of their vectors. An endpoint of its own never sees the key of
+        the chat model's."""
+        return KnowledgeSettings(
+            root=(self.data / "knowledge").absolute(),
+            name=f"{self.prefix}-knowledge",
+            meilisearch_url=self.meilisearch_url or "",
+            meilisearch_key=_plain(self.meilisearch_key),
+            qdrant_url=self.qdrant_url or "",
+            qdrant_key=_plain(self.qdrant_key),
+            embed_model=self.embed_model,
+            embed_url=self.embed_url or self.model_url or "",
+            embed_key=_plain(self.embed_key if self.embed_url or self.embed_key else self.model_key),
+        )
+
+    @property
     def root(self) -> Path:
         """The folder of all workspaces."""
         return (self.workspace_dir or self.data / "workspaces").absolute()
@@ -98,3 +129,7 @@ class ToolhostSettings(ServiceSettings):
     def command_environment(self) -> dict[str, str]:
         """What commands inherit."""
         return {"PATH": self.program_path} | ({"TZ": self.time_zone} if self.time_zone else {})
+
+
+def _plain(secret: SecretStr | None) -> str:
+    return secret.get_secret_value() if secret is not None else ""

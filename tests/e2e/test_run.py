@@ -20,7 +20,7 @@ from libs.bus.journal import Journal
 from libs.chassis.clock import SystemClock
 from tests.e2e.stage import Script, Stage, call, calls, living, says, stage
 from tests.fakes.model import asked, connected, ignore, sent
-from tests.fakes.waiting import until
+from tests.fakes.waiting import eventually, until
 from tests.fakes.wire_cases import STREAMS
 
 ESCAPES = ["../secret", "/etc/passwd", "a\0b", "link", "dangling", "linked/inside", "../work_b/b.txt"]
@@ -61,6 +61,7 @@ SCRIPT: Script = {
         ),
         says("All six."),
     ],
+    "[know]": [calls(call("search_knowledge", query="which paint for the attic")), says("Blue.")],
     "[answer]": [says("The answer is 42.")],
     "[liar]": [says("I created `report.md` with all the details.")] * 4,
 }
@@ -68,7 +69,8 @@ SCRIPT: Script = {
 
 @pytest.fixture(scope="module")
 async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    async with stage(tmp_path_factory.mktemp("run"), SCRIPT, {"PERDURE_RECORD_WIRE": "true"}) as ready:
+    more = {"PERDURE_RECORD_WIRE": "true", "HYBRID_EMBED_MODEL": "scripted"}
+    async with stage(tmp_path_factory.mktemp("run"), SCRIPT, more) as ready:
         yield ready
 
 
@@ -266,3 +268,25 @@ async def test_of_twenty_concurrent_replies_one_wins_and_the_run_goes_on_with_it
     assert (await on.ended(run_id)).status == "COMPLETED"
     kinds = [event.type for event in await on.events(run_id)]
     assert kinds.count("input.received") == 1
+
+
+async def test_what_is_indexed_while_perdure_runs_is_found_by_a_model_by_words_and_by_meaning(
+    on: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "house.md").write_text("# Attic\n\nIts walls get the blue paint.\n\n# Cellar\n\nDamp.\n")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deploy.cli", "knowledge", "index", str(tmp_path), "--as", "house"),
+        env={**on.perdure.plan.environment, "PERDURE_DATA": str(on.data)},
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert await process.wait() == 0
+
+    async def offered() -> bool:
+        return "search_knowledge" in {tool.name for tool in (await on.client.health()).tools}
+
+    await eventually(offered, "the tool is offered")
+    run_id = await on.submit("[know] Which paint?")
+    assert (await on.ended(run_id)).status == "COMPLETED"
+    found = (await on.event(run_id, "tool.completed")).payload
+    assert "house/house.md:1-3 · Attic (words #1, meaning #1)\n   | # Attic\n" in str(found["output"])
+    assert "'notes': []" in str(found["metadata"])

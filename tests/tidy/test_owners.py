@@ -53,10 +53,13 @@ VENDORS = {
     "httpx2": ("services.executor.endpoint.model", "services.toolhost.mcp"),
     "mcp": ("services.toolhost.mcp",),
     "mcp_types": ("services.toolhost.mcp",),
-    "meilisearch": ("services.toolhost.knowledge",),
+    "meilisearch": ("services.toolhost.knowledge.meilisearch",),
     "nats": ("libs.bus",),
+    "onnxruntime": ("services.toolhost.knowledge.onnx",),
     "openai": ("services.executor.endpoint.model",),
-    "qdrant_client": ("services.toolhost.knowledge",),
+    "qdrant_client": ("services.toolhost.knowledge.qdrant",),
+    "tantivy": ("services.toolhost.knowledge.tantivy",),
+    "tokenizers": ("services.toolhost.knowledge.onnx",),
 }
 
 PURE = (
@@ -70,6 +73,9 @@ PURE = (
     "services.executor.tools.recovery",
     "services.executor.tools.runtime",
     "services.scheduler.admission",
+    "services.toolhost.knowledge.chunks",
+    "services.toolhost.knowledge.fusion",
+    "services.toolhost.knowledge.terms",
     "services.toolhost.mcp.configuration",
     "services.toolhost.mcp.declarations",
     "services.toolhost.mcp.names",

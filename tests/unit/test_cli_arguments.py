@@ -46,7 +46,15 @@ def test_every_status_can_be_asked_for() -> None:
             "runs reconcile RUN CALL perhaps",
             "runs message RUN",
         ),
-        *("runs delete", "dead", "dead replay", "dead list --limit x", "doctor now"),
+        *(
+            "runs delete",
+            "dead",
+            "dead replay",
+            "dead list --limit x",
+            "doctor now",
+            "knowledge",
+            "knowledge search",
+        ),
     ],
 )
 def test_a_command_that_cannot_be_meant_exits_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from services.toolhost.errors import InvalidArguments
 from services.toolhost.guard import WorkspaceGuard
+from services.toolhost.knowledge.backends import Knowledge
 from services.toolhost.processes import OnStarted, Processes
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.sandbox import Sandbox
@@ -27,7 +28,8 @@ class ToolContext:
     """What one call may use. `baseline_commit` is the state in which the run found the workspace; `stop` ends a
     running command (it is the run's cancellation); `on_started` journals its process group before it is executed; `seen`
     are the digests of files as the run saw them last; `ripgrep` is where that program is, if it is; `hidden` names the
-    files that a look at many has to pass over."""
+    files that a look at many has to pass over; `knowledge` holds the documents of all tenants, of which a call sees its
+    `tenant`'s."""
 
     call_id: str
     guard: WorkspaceGuard
@@ -35,6 +37,8 @@ class ToolContext:
     undo: UndoLog
     processes: Processes
     sandbox: Sandbox
+    tenant: str = ""
+    knowledge: Knowledge | None = None
     baseline_commit: str | None = None
     ripgrep: str | None = None
     run_tests_command: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from services.toolhost.tools import (
     run_command,
     run_program,
     run_tests,
+    search_knowledge,
     search_text,
     write_file,
 )
@@ -48,6 +49,7 @@ _ALL = (
     Tool(spec=run_command.SPEC, run=run_command.run),
     Tool(spec=run_program.SPEC, run=run_program.run),
     Tool(spec=echo.SPEC, run=echo.run),
+    Tool(spec=search_knowledge.SPEC, run=search_knowledge.run),
 )
 TOOLS: Mapping[str, Tool] = {tool.spec.name: tool for tool in _ALL}
 
