@@ -84,7 +84,7 @@ def _responses(operation: Operation) -> dict[str, object]:
     responses: dict[str, object] = {}
     for status in operation.success:
         response: dict[str, object] = {"description": HTTPStatus(status).phrase, "headers": _REQUEST_ID}
-        if operation.gives is not None:
+        if operation.gives is not None and status != HTTPStatus.NOT_MODIFIED:
             response["content"] = _json(operation.gives)
         elif status == HTTPStatus.OK and operation.media is not None:
             response["description"] = _STREAM if operation.media == "text/event-stream" else "The bytes."

@@ -67,7 +67,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "/api/runs/{run_id}",
         "A run as its log tells it now.",
         views.RunView,
-        parameters=(RUN,),
+        success=(200, 304),
+        parameters=(RUN, KNOWN),
         failures=(404, 503),
     ),
     Operation(
@@ -220,9 +221,11 @@ OPERATIONS: tuple[Operation, ...] = (
         "/api/runs/{run_id}/events/{sequence}",
         "One event with all of its text, however long.",
         views.EventView,
+        success=(200, 304),
         parameters=(
             RUN,
             Parameter("sequence", "path", integer(1), "The event's sequence.", required=True),
+            KNOWN,
         ),
         failures=(404, 503),
     ),

@@ -3,6 +3,8 @@
 Invariant: what is said of one run is folded up to the leader's tail at the time of the request.
 """
 
+import hashlib
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +12,7 @@ from starlette.responses import Response
 from libs.bus.history import blob_name
 from libs.bus.ports import Blobs, Log, LogKey
 from libs.bus.runs import Folded, Runs
+from libs.chassis.run import VERSION
 from libs.contracts.errors import InvalidCursor, NotFound
 from libs.contracts.run import RunStatus
 from libs.contracts.values import WireRecording
@@ -68,7 +71,10 @@ class RunsApi:
         return edge.answer(RunList(runs=[summary(row) for row in rows[:limit]], next_cursor=more))
 
     async def show(self, request: Request, tenant: str) -> Response:
-        return edge.answer(run_view((await self._loaded(request, tenant)).state))
+        folded = await self._loaded(request, tenant)
+        # The newest record's id: a run is what its log says, and how this version says it.
+        tag = f'"{VERSION}-{folded.message_id}"'
+        return edge.tagged(request, run_view(folded.state).model_dump_json().encode(), tag)
 
     async def questions(self, request: Request, tenant: str) -> Response:
         state = (await self._loaded(request, tenant)).state
@@ -90,7 +96,8 @@ class RunsApi:
         return Response(body, media_type="application/json")
 
     async def event(self, request: Request, tenant: str) -> Response:
-        return Response(await self._whole(request, tenant), media_type="application/json")
+        body = await self._whole(request, tenant)
+        return edge.tagged(request, body, f'"{hashlib.sha256(body).hexdigest()}"')
 
     async def recording(self, request: Request, tenant: str) -> Response:
         """What went over the wire in the model call that an event tells of."""

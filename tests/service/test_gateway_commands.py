@@ -132,6 +132,18 @@ async def test_a_message_steers_a_live_run_once_for_each_key(client: httpx.Async
     assert (await client.post(path, json={"text": "Right."})).status_code == 409
 
 
+async def test_a_run_that_stands_still_is_not_sent_twice(client: httpx.AsyncClient, bus: Bus) -> None:
+    run_id = await created(client)
+    for path in (f"/api/runs/{run_id}", f"/api/runs/{run_id}/events/1"):
+        tag = (await client.get(path)).headers["ETag"]
+        again = await client.get(path, headers={"If-None-Match": tag})
+        assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
+    tag = (await client.get(f"/api/runs/{run_id}")).headers["ETag"]
+    assert (await client.post(f"/api/runs/{run_id}/start")).status_code == 202
+    moved = await client.get(f"/api/runs/{run_id}", headers={"If-None-Match": tag})
+    assert (moved.status_code, moved.json()["status"]) == (200, "QUEUED")
+
+
 async def test_an_unknown_run_is_not_found(client: httpx.AsyncClient) -> None:
     bodies = {"reply": {"answer": "a"}, "message": {"text": "t"}}
     for run_id in (NOBODY, "run_7_00000000000000000000000000", "nonsense", "task_0_x", "%00"):
