@@ -132,7 +132,7 @@ async def test_a_message_steers_a_live_run_once_for_each_key(client: httpx.Async
     assert (await client.post(path, json={"text": "Right."})).status_code == 409
 
 
-async def test_a_run_that_stands_still_is_not_sent_twice(client: httpx.AsyncClient, bus: Bus) -> None:
+async def test_a_run_that_stands_still_is_not_sent_twice(client: httpx.AsyncClient) -> None:
     run_id = await created(client)
     for path in (f"/api/runs/{run_id}", f"/api/runs/{run_id}/events/1"):
         tag = (await client.get(path)).headers["ETag"]
