@@ -1,4 +1,4 @@
-"""The embedded index of vectors: an SQLite file for each tenant, searched exactly by multiplying all of it (ADR 18).
+"""The embedded index of vectors: an SQLite file for each tenant, searched exactly by multiplying all of it (ADR 19).
 
 Invariant: what was put stays put, batch by batch, so a run that was killed goes on where it stopped; one process writes
 a file at a time, any number read it meanwhile, and each reader sees what is in it now.
