@@ -10,6 +10,7 @@ import os
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ import msgspec
 from libs.bus.ports import Liveness, Log, LogKey
 from libs.chassis.effects import failed, refused
 from libs.chassis.logs import get_logger
+from libs.chassis.waiting import in_thread
 from libs.contracts.clock import Clock
 from libs.contracts.envelope import decode_events
 from libs.contracts.events import WorkspaceAttached
@@ -225,8 +227,8 @@ class Workspaces:
         """The workspace in this host's hands, and how many commands of a former one had to be ended."""
         assert self._liveness is not None
         ended = await self._leftovers.end(record)
-        await asyncio.to_thread(clear_checks, place)
-        await asyncio.to_thread(record.write, this_process(self._liveness.boot))
+        await in_thread(partial(clear_checks, place))
+        await in_thread(partial(record.write, this_process(self._liveness.boot)))
         repository = HiddenRepository(
             git_dir=place.git_dir, worktree=place.directory, program_path=self._program_path
         )
@@ -235,7 +237,7 @@ class Workspaces:
         guard = WorkspaceGuard(place.directory, quota=self._quota)
         with ExitStack() as unless_taken:
             unless_taken.callback(guard.close)
-            await asyncio.to_thread(self._mend, place, guard, undo)
+            await in_thread(partial(self._mend, place, guard, undo))
             moved = named.held not in ("", self._root_id)
             if moved and named.saved is not None:
                 saved = named.saved
