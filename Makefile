@@ -51,7 +51,7 @@ soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky prov
 	FUZZ_OPERATIONS=1000000 SWAPPED_ATTEMPTS=10000 EXAMPLES=1000 $(BIN)/pytest -q -o faulthandler_timeout=3600 \
 	  tests/unit/test_toolhost_guard.py tests/unit/test_toolhost_guard_fuzz.py tests/unit/test_toolhost_search.py \
 	  tests/unit/test_patches.py tests/unit/test_toolhost_patching.py tests/unit/test_toolhost_edits.py \
-	  tests/unit/test_toolhost_git_diffs.py
+	  tests/unit/test_toolhost_git_diffs.py tests/unit/test_mcp_schemas.py
 	SHORT_COMMANDS=1000 $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/unit/test_toolhost_processes.py
 	FLAKY_TRIES=100 $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_flaky_provider.py
 	EXAMPLES=20000 $(BIN)/pytest -q -o faulthandler_timeout=7200 tests/unit/test_executor_*.py

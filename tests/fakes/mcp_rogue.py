@@ -1,6 +1,6 @@
 """An MCP server that misbehaves, one way for each word on its command line. Standard library only, so it starts at once.
 
-`prints`: texts among its messages. `floods`: 100 MB of complaints before each answer. `stubborn`: ignores SIGTERM and the
+`prints`: texts among its messages. `floods`: 100 MB of complaints before it answers a call. `stubborn`: ignores SIGTERM and the
 end of its input. `mute`: never answers. `quits`: ends at once. `garbage`: answers calls with what is no answer. `endless`: a
 line without end. `circles`: lists without end. `batches`: answers in arrays, as 2025-03-26 has it. `hidden`: declarations
 full of what nobody sees.
@@ -77,7 +77,7 @@ def answer(request: dict[str, object]) -> None:
     method, params = str(request["method"]), cast("dict[str, object]", request.get("params") or {})
     if "prints" in WAYS:
         say(f"now {method}")
-    if "floods" in WAYS:
+    if method == "tools/call" and "floods" in WAYS:
         for _ in range(FLOOD_BYTES // 1_000_000):
             sys.stderr.write("x" * 1_000_000)
     if method == "tools/call" and "endless" in WAYS:

@@ -8,7 +8,6 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -66,10 +65,14 @@ async def test_current_and_earlier_protocols_are_spoken_and_health_says_which(gu
     async def note() -> str:
         return await guest.note()
 
-    told = "fake: 14 tools, protocol 2026-07-28"
-    said = await eventually(note, "health tells of the servers", fits=lambda text: told in text)
-    assert "old: 4 tools, protocol 2025-11-25" in said
-    assert "prints: 1 tools, protocol 2025-03-26" in said
+    told = (
+        "fake: 14 tools, protocol 2026-07-28",
+        "old: 4 tools, protocol 2025-11-25",
+        "prints: 1 tools, protocol 2025-03-26",
+    )
+    said = await eventually(
+        note, "health tells of the servers", fits=lambda text: all(one in text for one in told)
+    )
     assert "acme" not in said
 
 
@@ -224,17 +227,3 @@ async def test_servers_that_do_not_come_up_cost_nobody_else_anything(guest: Gues
     specs = await guest.specs()
     assert not [name for name in specs if name.startswith(("mcp_quits_", "mcp_mute_", "mcp_ghost_"))]
     assert "mute: not connected" in await guest.note()
-
-
-async def test_a_server_that_ignores_every_sign_is_killed_on_close(
-    nats_node: NatsServer, tmp_path: Path
-) -> None:
-    sandbox = "auto" if shutil.which("bwrap") else "none"
-    async with hosting(
-        nats_node, tmp_path, {"stubborn": rogue("stubborn", "floods")}, sandbox=sandbox
-    ) as guest:
-        await guest.offered("mcp_stubborn_look")
-        assert (await guest.do("mcp_stubborn_look")).ok
-        assert processes_of("stubborn")
-    assert not processes_of("stubborn")
-    assert sorted(path.name for path in (tmp_path / ".perdure-git" / "mcp" / "stubborn").iterdir()) == ["pid"]

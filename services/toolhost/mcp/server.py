@@ -49,6 +49,7 @@ class Server:
         self._session: Session | None = None
         # The connection that is being made, or will be next: a session, or why there is none.
         self._attempt: asyncio.Future[Session | str] | None = None
+        self._starting: asyncio.Timeout | None = None
         self._wanted = asyncio.Event()
         self._closing = asyncio.Event()
         self._listed = False
@@ -73,8 +74,10 @@ class Server:
         return self._session is not None
 
     def close(self) -> None:
-        """End the connection; `run` returns when it is over."""
+        """End the connection, or the attempt at one; `run` returns when it is over."""
         self._closing.set()
+        if self._session is None and self._starting is not None and not self._starting.expired():
+            self._starting.reschedule(asyncio.get_running_loop().time())
 
     async def call(
         self, tool: str, arguments: dict[str, object], *, timeout_s: float, stop: asyncio.Event
@@ -113,7 +116,7 @@ class Server:
     async def _connection(self, attempt: asyncio.Future[Session | str]) -> None:
         """One connection, from its beginning to its end."""
         ending = Ending(self.config.secrets)
-        starting = asyncio.timeout(self.config.start_timeout_s)
+        starting = self._starting = asyncio.timeout(self.config.start_timeout_s)
         try:
             async with starting, self._open(ending) as session:
                 self._publish(session, offered(self.config, await session.tools()))
@@ -127,7 +130,7 @@ class Server:
         except FAULTS as fault:
             ending.tell(reason_of(fault))
         finally:
-            self._session = None
+            self._session = self._starting = None
             self._settle(attempt, ending.reason or "the connection was closed")
         if not self._closing.is_set():
             self.state = "not connected"

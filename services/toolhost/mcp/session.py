@@ -25,7 +25,7 @@ from mcp_types import (
     ToolListChangedNotification,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from libs.contracts.clock import Clock
 from services.toolhost.errors import McpConnectionLost, McpRefused, McpTimeout
@@ -89,8 +89,8 @@ class Session:
             if error.code == CONNECTION_CLOSED:
                 await self.ending.told(_REASON_S)
             raise self._failure(error, timeout_s) from None
-        except ValidationError as error:
-            raise McpConnectionLost(f"{reason_of(error)}. {_LOOK_FIRST}") from None
+        except FAULTS as fault:
+            raise McpConnectionLost(f"{self.ending.fit(reason_of(fault))}. {_LOOK_FIRST}") from None
         if isinstance(result, InputRequiredResult):
             raise McpRefused("the tool asks for input while it works, which is not supported here")
         return result
