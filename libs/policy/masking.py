@@ -7,20 +7,18 @@ stays JSON. It masks the values it is given, and what has the shape of a secret;
 import re
 from collections.abc import Collection
 
-# Shorter values would mask ordinary text.
-SECRET_BYTES_MIN = 8
+from libs.policy.secret_forms import SECRET_BYTES_MIN, spans
+
 # What is kept is often cut: at its end the beginning of a secret gives away as much, unless it is hardly any of it.
 BEGINNING_BYTES_MIN = 4
 
-# None of them reaches over a quote: what stands behind one may be the frame of a message.
-_SHAPES = re.compile(
-    rb"(?i:\bbearer)\s+(?P<bearer>[\w.~+/=-]{16,})"
-    rb"|\bsk-[\w-]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_\w{30,}|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}"
-    rb"|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{35}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*"
-    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<key>[^\"]{1,20000}?)-----END"
+# What may be a secret where nothing has to be exact: more than the known forms. None of them reaches over a quote, because
+# what stands behind one may be the frame of a message.
+_GUESSES = re.compile(
+    rb"(?i:\bbearer)\s+(?P<bearer>[\w.~+/=-]{16,}+)|\bsk-[\w-]{16,}+"
     rb"|://[^\s:/@\"']{1,64}:(?P<login>[^\s/@\"']{3,256})@"
     rb"|(?i:api[_-]?key|passw(?:or)?d|client[_-]?secret|secret[_-]?key|access[_-]?token|auth[_-]?token|authorization)"
-    rb"(?:\\?[\"'])?\s*[:=]\s*(?:\\?[\"'])?(?P<named>[\w.~+/=-]{8,})",
+    rb"(?:\\?[\"'])?\s*[:=]\s*(?:\\?[\"'])?(?P<named>[\w.~+/=-]{8,}+)",
     re.DOTALL,
 )
 # The texts of a stream's deltas: a secret that a model repeats comes in several of them.
@@ -38,9 +36,11 @@ def masked(data: bytes, secrets: Collection[bytes] = ()) -> bytes:
                 at = data.find(secret, at + len(secret))
             if cut := _cut_at_the_end(data, secret):
                 found[-cut:] = b"*" * cut
-    for match in _SHAPES.finditer(data):
+    for match in _GUESSES.finditer(data):
         group = next((name for name, value in match.groupdict().items() if value is not None), 0)
         start, end = match.span(group)
+        found[start:end] = b"*" * (end - start)
+    for start, end in spans(data):
         found[start:end] = b"*" * (end - start)
     return bytes(found)
 
@@ -57,10 +57,10 @@ def masked_stream(data: bytes, secrets: Collection[bytes] = ()) -> bytes:
     places: dict[bytes, list[tuple[int, int]]] = {}
     for match in _DELTA.finditer(found):
         places.setdefault(match[1], []).append(match.span(2))
-    for spans in places.values():
-        whole = masked(b"".join(bytes(found[start:end]) for start, end in spans), secrets)
+    for pieces in places.values():
+        whole = masked(b"".join(bytes(found[start:end]) for start, end in pieces), secrets)
         at = 0
-        for start, end in spans:
+        for start, end in pieces:
             found[start:end] = whole[at : at + end - start]
             at += end - start
     return bytes(found)
