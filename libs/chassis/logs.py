@@ -1,12 +1,14 @@
 """Logs: a constant event name plus fields, one JSON line or a readable line on a terminal.
 
-Invariant: no field ever holds a secret; whoever logs passes facts, not objects.
+Invariant: no line holds a secret: whoever logs passes facts, not objects, and what an error quotes is redacted.
 """
 
 import json
 import logging
 import sys
 from collections.abc import Mapping
+
+from libs.policy.redaction import Redaction
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 # A field longer than this is cut: a log line is for reading, the whole value is in the run's log.
@@ -51,10 +53,14 @@ def get_logger(name: str) -> Logger:
     return Logger(name)
 
 
-def configure(*, service: str, replica: str, as_json: bool, level: str = "info") -> None:
-    """Send every log line of this process to stderr in the chosen form."""
+def configure(
+    *, service: str, replica: str, as_json: bool, level: str = "info", redaction: Redaction | None = None
+) -> None:
+    """Send every log line of this process to stderr in the chosen form, without its secrets."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLine(service, replica) if as_json else _ReadableLine(service))
+    handler.setFormatter(
+        Redacted(_JsonLine(service, replica) if as_json else _ReadableLine(service), redaction or Redaction())
+    )
     logging.basicConfig(level=_LEVELS.get(level, logging.INFO), handlers=[handler], force=True)
     for chatty in ("httpx", "httpx2", "httpcore", "openai", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -66,6 +72,17 @@ def _clipped(value: Field) -> Field:
 
 def _fields_of(record: logging.LogRecord) -> dict[str, Field]:
     return getattr(record, "fields", {})
+
+
+class Redacted(logging.Formatter):
+    """Lines of a form without secrets, whoever wrote them."""
+
+    def __init__(self, form: logging.Formatter, redaction: Redaction) -> None:
+        super().__init__()
+        self._form, self._redaction = form, redaction
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redaction.text(self._form.format(record))
 
 
 class _JsonLine(logging.Formatter):

@@ -60,7 +60,11 @@ def start(service: str, settings_type: type[S], serve: Serve[S]) -> NoReturn:
         sys.stderr.write(f"perdure {service}: {error.message}\n")
         sys.exit(EXIT_CONFIGURATION)
     logs.configure(
-        service=service, replica=settings.replica_id, as_json=settings.log_json, level=settings.log_level
+        service=service,
+        replica=settings.replica_id,
+        as_json=settings.log_json,
+        level=settings.log_level,
+        redaction=settings.redaction,
     )
     telemetry.configure(
         service=service, replica=settings.replica_id, version=VERSION, endpoint=settings.otlp_endpoint

@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
+    SecretBytes,
     SecretStr,
     ValidationError,
     field_validator,
@@ -25,11 +26,13 @@ from pydantic import (
 
 from libs.chassis.addresses import Http, HttpList, bus_addresses
 from libs.chassis.reserved import Reserved, without_effect
+from libs.chassis.secrets import secrets_in
 from libs.contracts.errors import ConfigurationError, ValidationFailed
 from libs.contracts.http import LimitsIn, parse_body
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
 from libs.policy.reading import parse_policy
+from libs.policy.redaction import Redaction
 from libs.policy.rules import Policy
 
 # Every PERDURE_* name of docs/configuration.md. All services share one environment, so each must know them all.
@@ -87,6 +90,7 @@ class ServiceSettings(BaseModel):
     log_level: Annotated[str, Field(alias="LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = "info"
     otlp_endpoint: Annotated[Http | None, Field(alias="OTEL_EXPORTER_OTLP_ENDPOINT")] = None
     test_hooks: dict[str, str] = {}
+    known_secrets: tuple[SecretBytes, ...] = ()
     # What is set and read by nothing yet, as far as this service has to say it.
     without_effect: tuple[str, ...] = ()
 
@@ -96,6 +100,17 @@ class ServiceSettings(BaseModel):
         if not is_token(value):
             raise ValueError("must match [a-z0-9_-]{1,64}")
         return value
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """What this process knows and nobody else may."""
+        return tuple(secret.get_secret_value() for secret in self.known_secrets)
+
+    @property
+    def redaction(self) -> Redaction:
+        """Takes the secrets of this process out of what it says."""
+        known = self.secrets
+        return Redaction(lambda: known)
 
     @classmethod
     def load(cls, service: str, environment: Mapping[str, str] | None = None) -> Self:
@@ -115,7 +130,13 @@ class ServiceSettings(BaseModel):
         try:
             Reserved.model_validate(given)
             return cls.model_validate(
-                {**given, "REPLICA_ID": replica, "test_hooks": hooks, "without_effect": vain}
+                {
+                    **given,
+                    "REPLICA_ID": replica,
+                    "test_hooks": hooks,
+                    "without_effect": vain,
+                    "known_secrets": secrets_in(given),
+                }
             )
         except ValidationError as error:
             problems = [

@@ -15,7 +15,7 @@ MARK_BYTES = MARK.encode()
 # What has to stand around a part, so that a secret which reaches into it is seen: more than the longest key.
 AROUND_BYTES = 16 * 1024
 # Values by which others find something again. A name is no place for a secret, and another name finds nothing.
-_NAMES = frozenset({"path", "paths", "changed"})
+_NAMES = frozenset({"path", "paths", "changed", "protected_folders"})
 
 
 def _nothing() -> Collection[bytes]:

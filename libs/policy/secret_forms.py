@@ -15,7 +15,7 @@ Span = tuple[int, int]
 # Shorter values would be found in ordinary text.
 SECRET_BYTES_MIN = 8
 # One without a digit is a word, as long as it is not longer than this: keys that are none (`not-needed`) are such words.
-_WORD_BYTES_MAX = 15
+_WORD_BYTES_MAX = 11
 # What is cut off is marked so; the beginning of a secret before it gives away as much.
 _CUT = (b"\xe2\x80\xa6", b" \xe2\x80\xa6", b"\n\xe2\x80\xa6")
 

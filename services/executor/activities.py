@@ -21,6 +21,7 @@ from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult
 from libs.contracts.values import RunError
 from libs.policy.reach import paths_of_call
+from libs.policy.redaction import Redaction
 from libs.policy.rules import Policy
 from services.executor.decision.activity import (
     Activity,
@@ -40,6 +41,7 @@ from services.executor.decision.waits import again, silent
 from services.executor.egress.context import Window
 from services.executor.endpoint.talk import Conversing, Talking, Tell
 from services.executor.ingress.text import clipped
+from services.executor.redacting import redacted
 from services.executor.tools.calls import CallOutcome, Calls, HostGone, HostSilent
 from services.executor.tools.children import spawn
 from services.executor.tools.earlier import read_earlier
@@ -61,6 +63,13 @@ HOSTS_WAIT_S = 30.0
 TOOL_WAIT_S = 10.0
 
 
+class Rules(NamedTuple):
+    """What the operator wants of every call: which may happen, and what is not to be seen of it."""
+
+    policy: Policy
+    redaction: Redaction
+
+
 class Workbench(NamedTuple):
     """What all runs of a process share."""
 
@@ -72,7 +81,7 @@ class Workbench(NamedTuple):
     workspaces: Workspaces
     talker: Talking
     runs: Runs
-    policy: Policy
+    rules: Rules
     hooks: CrashHooks
     spending: Spending
 
@@ -123,7 +132,7 @@ class Activities:
             saving=saving,
             draining=draining,
             window=self._window,
-            policy=self._bench.policy,
+            policy=self._bench.rules.policy,
             spawned=frozenset(self._spawned),
             parked_until=self._bench.spending.over_until(state.tenant),
         )
@@ -131,6 +140,12 @@ class Activities:
     async def carry_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
         """Do it, and say what was seen; `tell` hears what is worth knowing before. `fresh`: its intent was appended by
         this owner under this claim."""
+        observed = await self._carried_out(state, activity, tell, fresh=fresh)
+        if isinstance(observed, Lost):
+            return observed
+        return [redacted(event, self._bench.rules.redaction) for event in observed]
+
+    async def _carried_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
         match activity:
             case Attach():
                 return await self._attach(state)

@@ -21,7 +21,7 @@ from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.contracts.streams import tickets
 from libs.contracts.tasks import Ticket
-from services.executor.activities import Workbench
+from services.executor.activities import Rules, Workbench
 from services.executor.claims import Claims, Held
 from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.talk import Talking, open_talker
@@ -85,8 +85,9 @@ async def serve(
             asyncio.TaskGroup() as sessions,
         ):
             hooks = CrashHooks(settings.test_hooks)
+            rules = Rules(settings.policy, settings.redaction)
             bench = Workbench(
-                bus, clock, hosts, offers, calls, workspaces, talker, runs, settings.policy, hooks, spending
+                bus, clock, hosts, offers, calls, workspaces, talker, runs, rules, hooks, spending
             )
             parts = SessionParts(
                 bus, runs, clock, liveness.boot, registration.replica, until_progress=only is not None

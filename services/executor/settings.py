@@ -4,6 +4,7 @@ Invariant: the model's key is a secret from the moment it is read: it is never l
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, InstanceOf, SecretStr
 
 from libs.chassis.addresses import Http
 from libs.chassis.settings import DeploymentPolicy, ServiceSettings, TokensPerDay, reread
+from libs.policy.redaction import Redaction
 from libs.policy.rules import Policy
 from services.executor.egress.profile import NO_PROFILES, Profile, Profiles, parse_profiles
 from services.executor.endpoint.key import Configured, Key
@@ -47,14 +49,18 @@ class ExecutorSettings(ServiceSettings):
     tenant_tokens_per_day: TokensPerDay = None
     policy: DeploymentPolicy = Policy()
 
-    @property
+    @cached_property
     def key(self) -> Key | None:
-        """The endpoint's key, which masks what else this process knows and nobody else may."""
+        """The endpoint's key, which masks what else this process knows and nobody else may. One for the whole process."""
         if self.api_key is None:
             return None
-        password = self.nats_password
-        others = [password.get_secret_value().encode()] if password is not None else []
-        return Key(self.api_key.get_secret_value(), _configured, others=others)
+        return Key(self.api_key.get_secret_value(), _configured, others=self.secrets)
+
+    @property
+    def redaction(self) -> Redaction:
+        """Takes out all keys that were in use, too."""
+        key = self.key
+        return Redaction(lambda: key.secrets) if key is not None else super().redaction
 
     @property
     def model_configured(self) -> bool:

@@ -15,6 +15,7 @@ from libs.bus.journal import Journal
 from libs.bus.liveness import Registration, register
 from libs.chassis.hosting import EFFECTS_MAX, Changing, HostSetting, ToolHost
 from libs.chassis.logs import get_logger
+from libs.chassis.redacted import Redacted
 from libs.chassis.run import Chassis
 from libs.contracts.errors import ConfigurationError, LeaseLost
 from libs.contracts.streams import host_consumer
@@ -64,21 +65,22 @@ async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgrou
         {name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, settings.policy
     )
     workspaces = _workspaces(chassis, processes, sandbox, cgroups)
-    nowhere, knowledge = _nowhere(settings), Knowledge(settings.knowledge)
+    nowhere, knowledge, redaction = _nowhere(settings), Knowledge(settings.knowledge), settings.redaction
     parts = HostParts(
         log=bus.log,
         journal=Journal(bus.bucket("journal")),
         registry=registry,
         workspaces=workspaces,
-        evidence=Evidence(processes, sandbox, settings.run_tests_command),
+        evidence=Evidence(processes, sandbox, settings.run_tests_command, redaction),
         processes=processes,
         sandbox=sandbox,
         tests_command=settings.run_tests_command,
         nowhere=nowhere,
         ripgrep=installed(settings.program_path),
         knowledge=knowledge,
+        redaction=redaction,
     )
-    host = ToolHost(bus, clock, Invocations(parts))
+    host = ToolHost(bus, clock, Redacted(Invocations(parts), redaction))
     died = asyncio.Event()
     around = Surroundings(processes, sandbox, settings.root / HIDDEN_FOLDER / "mcp")
     try:
@@ -200,7 +202,7 @@ async def _sandbox(settings: ToolhostSettings, processes: Processes) -> Sandbox:
         settings.root / HIDDEN_FOLDER / "sandbox",
         image=settings.sandbox_image,
         docker_address=settings.docker_address,
-        hidden=settings.secrets,
+        hidden=settings.hidden_paths,
         bounds=settings.bounds,
     )
     if sandbox.warning:

@@ -18,6 +18,7 @@ the message says what to do next.
     ├── EditEmpty               EDIT_EMPTY
     ├── EditIdentical           EDIT_IDENTICAL
     ├── EditNoMatch             EDIT_NO_MATCH
+    ├── RedactedText            REDACTED_TEXT: the mark of a secret was taken for text of the file
     ├── EditAmbiguous           EDIT_AMBIGUOUS
     ├── PatchInvalid            PATCH_INVALID: the text is no patch, or may be cut off
     ├── PatchNoMatch            PATCH_NO_MATCH: a hunk does not fit its file
@@ -100,6 +101,10 @@ class EditIdentical(ToolFailure):
 
 class EditNoMatch(ToolFailure):
     code = "EDIT_NO_MATCH"
+
+
+class RedactedText(ToolFailure):
+    code = "REDACTED_TEXT"
 
 
 class EditAmbiguous(ToolFailure):

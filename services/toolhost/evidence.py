@@ -27,6 +27,7 @@ from libs.contracts.evidence import (
     SnapshotQuestion,
 )
 from libs.policy.globs import matches_any
+from libs.policy.redaction import Redaction
 from services.toolhost.attach import Attached
 from services.toolhost.entries import BULK_FOLDERS
 from services.toolhost.errors import CommandNotStarted, PathRefused, ToolFailure
@@ -49,8 +50,10 @@ _KINDS: dict[str, Literal["added", "modified", "deleted"]] = {"A": "added", "D":
 class Evidence:
     """Answers a verifier's questions about one attached workspace at a time."""
 
-    def __init__(self, processes: Processes, sandbox: Sandbox, tests_command: Sequence[str]) -> None:
-        self._processes, self._sandbox = processes, sandbox
+    def __init__(
+        self, processes: Processes, sandbox: Sandbox, tests_command: Sequence[str], redaction: Redaction
+    ) -> None:
+        self._processes, self._sandbox, self._redaction = processes, sandbox, redaction
         self._tests_command = list(tests_command)
 
     async def snapshot(self, attached: Attached, question: SnapshotQuestion) -> SnapshotAnswer:
@@ -125,7 +128,7 @@ class Evidence:
                 if isinstance(found, bool)
                 else msgspec.structs.replace(answer, problem=found)
             )
-        return answer, ended.output
+        return answer, ended.kept.told(self._redaction)
 
     async def files(self, attached: Attached, question: FilesQuestion) -> FilesAnswer:
         """Look at files of the commit. A path that cannot be one is a file that does not exist."""

@@ -28,6 +28,7 @@ from libs.contracts.tools import (
     ToolResult,
 )
 from libs.policy.reach import paths_of_call
+from libs.policy.redaction import Redaction
 from libs.policy.rules import Verb
 from services.toolhost import errands
 from services.toolhost.approvals import is_approved
@@ -35,7 +36,7 @@ from services.toolhost.attach import Attached, Workspaces
 from services.toolhost.errors import ToolFailure
 from services.toolhost.evidence import Evidence
 from services.toolhost.knowledge.backends import Knowledge
-from services.toolhost.output import clip
+from services.toolhost.output import shown
 from services.toolhost.pathlocks import PathLocks
 from services.toolhost.processes import Processes
 from services.toolhost.registry import Registry
@@ -63,6 +64,7 @@ class HostParts(NamedTuple):
     nowhere: Attached
     ripgrep: str | None
     knowledge: Knowledge
+    redaction: Redaction
 
 
 class Invocations:
@@ -89,7 +91,7 @@ class Invocations:
         if isinstance(checked, ToolResult):
             return checked
         context = self._context(call, checked.attached, stop, hidden=checked.hidden)
-        return _result(call, await perform(tool, context, call.arguments))
+        return self._result(call, await perform(tool, context, call.arguments))
 
     @asynccontextmanager
     async def effect(self, call: ToolCall) -> AsyncGenerator[Prepared]:
@@ -117,7 +119,9 @@ class Invocations:
 
         async def run(stop: asyncio.Event) -> ToolResult:
             try:
-                return _result(call, await perform(tool, self._context(call, attached, stop), call.arguments))
+                return self._result(
+                    call, await perform(tool, self._context(call, attached, stop), call.arguments)
+                )
             finally:
                 attached.record.forget_command(key_of(call))
                 attached.guard.room.forget()
@@ -129,15 +133,15 @@ class Invocations:
         assert tool.plan is not None
         done = await self._done_before(call, attached)
         if done is not None:
-            return _result(call, done)
+            return self._result(call, done)
         try:
             plan = await tool.plan(self._context(call, attached, asyncio.Event()), call.arguments)
         except ToolFailure as failure:
-            return _result(call, failure_of(failure))
+            return self._result(call, failure_of(failure))
 
         async def write(stop: asyncio.Event) -> ToolResult:
             del stop  # A change takes milliseconds and is whole or not at all.
-            return _result(call, await asyncio.to_thread(_applied, attached, plan))
+            return self._result(call, await asyncio.to_thread(_applied, attached, plan))
 
         return Effect(write, before=plan.before, after=plan.after)
 
@@ -195,6 +199,7 @@ class Invocations:
             repository=attached.repository,
             undo=attached.undo,
             seen=call.seen,
+            redaction=self._parts.redaction,
             hidden=hidden,
             ripgrep=self._parts.ripgrep,
             processes=self._parts.processes,
@@ -216,12 +221,15 @@ class Invocations:
         async def run(stop: asyncio.Event) -> ToolResult:
             try:
                 context = self._context(call, attached, stop)
-                return _result(call, await errands.perform(call.name, context, call.arguments))
+                return self._result(call, await errands.perform(call.name, context, call.arguments))
             finally:
                 attached.record.forget_command(key_of(call))
                 attached.guard.room.forget()
 
         return Effect(run, before={}, after={})
+
+    def _result(self, call: ToolCall, outcome: Outcome) -> ToolResult:
+        return _result(call, outcome, self._parts.redaction)
 
     # --- For verifiers --------------------------------------------------------------------------------------------
 
@@ -232,9 +240,9 @@ class Invocations:
         try:
             if call.name == VERIFY_SNAPSHOT:
                 question = msgspec.convert(call.arguments, SnapshotQuestion)
-                return Effect(_Snapshot(self._parts.evidence, call, attached, question), before={}, after={})
+                return Effect(_Snapshot(self._parts, call, attached, question), before={}, after={})
             command = msgspec.convert(call.arguments, CommandQuestion)
-            return Effect(_Command(self._parts.evidence, call, attached, command), before={}, after={})
+            return Effect(_Command(self._parts, call, attached, command), before={}, after={})
         except msgspec.ValidationError as error:
             return refused(call, Refusal.UNKNOWN_TOOL, f"{call.name}: {error}")
 
@@ -257,7 +265,7 @@ class _Checked(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    evidence: Evidence
+    parts: HostParts
     call: ToolCall
     attached: Attached
     question: SnapshotQuestion
@@ -265,13 +273,13 @@ class _Snapshot(NamedTuple):
     async def __call__(self, stop: asyncio.Event) -> ToolResult:
         del stop  # A snapshot only adds objects; it is left to finish.
         try:
-            return _facts(self.call, await self.evidence.snapshot(self.attached, self.question))
+            return _facts(self.call, await self.parts.evidence.snapshot(self.attached, self.question))
         except ToolFailure as failure:
-            return _result(self.call, failure_of(failure))
+            return _result(self.call, failure_of(failure), self.parts.redaction)
 
 
 class _Command(NamedTuple):
-    evidence: Evidence
+    parts: HostParts
     call: ToolCall
     attached: Attached
     question: CommandQuestion
@@ -283,12 +291,12 @@ class _Command(NamedTuple):
             record.note_command(key, group, start)
 
         try:
-            answer, output = await self.evidence.command(
+            answer, output = await self.parts.evidence.command(
                 self.attached, self.question, key=key, on_started=note, stop=stop
             )
-            return _facts(self.call, answer, clip(output, self.call.output_chars_max))
+            return _facts(self.call, answer, shown(output, self.call.output_chars_max, self.parts.redaction))
         except ToolFailure as failure:
-            return _result(self.call, failure_of(failure))
+            return _result(self.call, failure_of(failure), self.parts.redaction)
         finally:
             record.forget_command(key)
 
@@ -300,12 +308,12 @@ def _applied(attached: Attached, plan: Plan) -> Outcome:
         return failure_of(failure)
 
 
-def _result(call: ToolCall, outcome: Outcome) -> ToolResult:
+def _result(call: ToolCall, outcome: Outcome, redaction: Redaction) -> ToolResult:
     return ToolResult(
         call_id=call.call_id,
         attempt=call.attempt,
         ok=outcome.ok,
-        output=clip(outcome.output, call.output_chars_max),
+        output=shown(outcome.output, call.output_chars_max, redaction),
         metadata=outcome.metadata,
     )
 

@@ -14,7 +14,7 @@ import msgspec
 
 from services.toolhost.cgroups import Group
 from services.toolhost.errors import CommandNotStarted
-from services.toolhost.output import OutputRing
+from services.toolhost.output import Kept, OutputRing
 
 # How long a launcher may take to start, and to kill: both take milliseconds unless the machine is in deep trouble.
 _LAUNCH_PATIENCE_S = 30.0
@@ -35,12 +35,17 @@ class ProcessOutcome(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None
     timed_out: bool
     cancelled: bool
-    output: str
+    kept: Kept
     output_bytes: int
     dropped_bytes: int
     duration_s: float
     leftovers: int
     out_of_memory: bool = False
+
+    @property
+    def output(self) -> str:
+        """What it said, as it came: for looks at it, not for showing."""
+        return self.kept.text()
 
 
 class Launched:
@@ -135,7 +140,7 @@ class Launched:
             signal=self._lines.get("signaled", [None])[0],
             timed_out=timed_out,
             cancelled=cancelled,
-            output=self._ring.text(),
+            kept=self._ring.kept(),
             output_bytes=self._ring.total_bytes,
             dropped_bytes=self._ring.dropped_bytes,
             duration_s=duration_s,

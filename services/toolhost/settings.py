@@ -86,6 +86,11 @@ class ToolhostSettings(ServiceSettings):
         return argv
 
     @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """Those of the host, and those that it hands to MCP servers."""
+        return (*super().secrets, *(secret for server in self.mcp_servers for secret in server.secrets))
+
+    @property
     def secure(self) -> bool:
         return self.api_keys is not None
 
@@ -121,7 +126,7 @@ class ToolhostSettings(ServiceSettings):
         return (self.workspace_dir or self.data / "workspaces").absolute()
 
     @property
-    def secrets(self) -> list[Path]:
+    def hidden_paths(self) -> list[Path]:
         """What no command may see, should it lie where programs do."""
         return [self.data, self.root, Path(".env"), *([self.nats_creds] if self.nats_creds else [])]
 

@@ -9,6 +9,7 @@ import platform
 
 from libs.bus.liveness import Registration, register
 from libs.chassis.hosting import EFFECTS_MAX, HostSetting, ToolHost
+from libs.chassis.redacted import Redacted
 from libs.chassis.run import Chassis
 from libs.contracts.checks import CHECK_TIMEOUT_S_MAX
 from libs.contracts.errors import LeaseLost
@@ -33,7 +34,7 @@ async def serve(chassis: Chassis[VerifierSettings]) -> None:
     settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
     died = asyncio.Event()
     rounds = Rounds(bus, clock)
-    host = ToolHost(bus, clock, rounds)
+    host = ToolHost(bus, clock, Redacted(rounds, settings.redaction))
     registration = Registration(
         service="verifier",
         replica=settings.replica_id,

@@ -10,12 +10,13 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, Tool
 
 from libs.contracts.tools import Semantics
+from libs.policy.redaction import MARK, Redaction
 from libs.policy.risk import risk_of
 from services.toolhost.mcp.configuration import McpServer, parse_servers
 from services.toolhost.mcp.declarations import DESCRIPTION_CHARS_MAX, TOOLS_MAX, offered
 from services.toolhost.mcp.ending import Ending, reason_of
 from services.toolhost.mcp.results import NOTHING, Answer, answer_of, shown
-from services.toolhost.output import clip
+from services.toolhost.output import shown as clipped
 
 SECRET = "the-secret-word"
 CHARS_MAX = 30_000
@@ -90,11 +91,11 @@ def test_an_answer_without_content_says_so() -> None:
 def test_ten_megabytes_are_cut_in_the_middle_with_an_exact_count_and_no_secret_at_the_edges() -> None:
     long = f"{SECRET} begin " + "x" * 10_000_000 + f" end {SECRET}"
     said = answer(text(long))
-    assert len(said.output) == len(long)
-    told = clip(said.output, CHARS_MAX)
-    assert told.startswith("*" * len(SECRET) + " begin xxx")
-    assert told.endswith("xxx end " + "*" * len(SECRET))
-    assert f"[{len(long) - CHARS_MAX} characters left out]" in told
+    assert len(said.output) == len(long) - 2 * (len(SECRET) - len(MARK))
+    told = clipped(said.output, CHARS_MAX, Redaction())
+    assert told.startswith(f"{MARK} begin xxx")
+    assert told.endswith(f"xxx end {MARK}")
+    assert f"[{len(said.output) - CHARS_MAX} characters left out]" in told
 
 
 def test_what_a_server_says_of_its_secrets_and_to_a_terminal_is_not_shown() -> None:
@@ -103,8 +104,8 @@ def test_what_a_server_says_of_its_secrets_and_to_a_terminal_is_not_shown() -> N
         {"type": "resource_link", "uri": f"https://h/?k={SECRET}", "name": "n"},
     )
     assert SECRET not in said.output + json.dumps(said.metadata)
-    assert said.output.startswith("token=*************** red\n")
-    assert shown(f"error: {SECRET}", [SECRET.encode()], 100) == "error: ***************"
+    assert said.output.startswith(f"token={MARK} red\n")
+    assert shown(f"error: {SECRET}", [SECRET.encode()], 100) == f"error: {MARK}"
 
 
 def test_a_reason_is_one_line_that_shows_no_secret() -> None:

@@ -27,7 +27,7 @@ FORMS = {
     "github": "ghp_" + CHANCE * 2,
     "github fine": f"github_pat_{CHANCE}_x",
     "gitlab": f"glpat-{CHANCE}",
-    "slack": f"xoxb-123456789012-{CHANCE}",
+    "slack": "xoxb-" + f"123456789012-{CHANCE}",
     "google": "AIza" + "SyA0123456789012345678901234567890a",
     "stripe": f"sk_live_{CHANCE}",
     "webhook": f"whsec_{CHANCE}{CHANCE}",

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from libs.chassis.clock import SystemClock
+from libs.policy.redaction import AROUND_BYTES, Redaction
 from services.toolhost.errors import CommandNotStarted
 from services.toolhost.launched import ProcessOutcome
 from services.toolhost.marks import kill_group, marked
-from services.toolhost.output import OutputRing, clip
+from services.toolhost.output import OutputRing, shown
 from services.toolhost.processes import Command, Processes
 from services.toolhost.sandbox import SandboxMode, choose
 from tests.fakes.waiting import until
@@ -312,6 +313,34 @@ def test_a_ring_keeps_both_ends_however_the_blocks_fall() -> None:
     assert (ring.text(), ring.dropped_bytes) == (data.decode(), 0)
 
 
+@pytest.mark.parametrize("behind", [0, 100_000])
+def test_a_secret_that_is_split_over_blocks_and_over_the_cut_is_not_shown(behind: int) -> None:
+    redaction = Redaction(lambda: [b"key-4-this-deployment"])
+    pem = "PRIVATE " + "KEY-----"
+    key = f"-----BEGIN {pem}\n" + ("A1b2" * 16 + "\n") * 30 + f"-----END {pem}\n"
+    for secret in ("key-4-this-deployment", "sk-proj-a1B2c3D4e5F6g7H8", key):
+        # The cut is at 400 and at the last 600: before, within and behind the secret.
+        for at in range(400 - len(secret) - 3, 403, max(1, len(secret) // 7)):
+            data = b"x " * 50 + b"\n" * max(0, at - 100) + secret.encode() + b"." * behind + b"y\n" * 700
+            for size in (1, 977):
+                ring = OutputRing(1000)
+                for start in range(0, 5000, size):
+                    ring.add(data[start : min(5000, start + size)])
+                ring.add(data[5000:])
+                assert ring.total_bytes == len(data)
+                told = ring.kept().told(redaction)
+                assert not [part for part in ("deployment", "c3D4", "A1b2A1b2") if part in told], (at, told)
+                assert f"[{ring.dropped_bytes} bytes left out]" in told
+
+
+def test_a_secret_at_the_end_of_what_is_dropped_is_not_shown() -> None:
+    redaction = Redaction(lambda: [b"key-4-this-deployment"])
+    ring = OutputRing(1000)
+    ring.add(b"a\n" * 2 * AROUND_BYTES + b"key-4-this-deployment" + b"b" * 590)
+    told = ring.kept().told(redaction)
+    assert told.endswith("\n[redacted]" + "b" * 590)
+
+
 def test_a_clip_counts_what_it_leaves_out() -> None:
-    assert clip("🎉" * 10, 10) == "🎉" * 10
-    assert clip("ab🎉" * 10, 10) == "ab🎉a\n… [20 characters left out] …\nab🎉ab🎉"
+    assert shown("🎉" * 10, 10, Redaction()) == "🎉" * 10
+    assert shown("ab🎉" * 10, 10, Redaction()) == "ab🎉a\n… [20 characters left out] …\nab🎉ab🎉"

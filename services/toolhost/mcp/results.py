@@ -19,7 +19,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from libs.policy.masking import masked
+from libs.policy.redaction import Redaction
 from services.toolhost.output import plain
 
 # What is listed of the parts; all of them are counted.
@@ -69,7 +69,8 @@ def shown(text: str, secrets: Collection[bytes], chars_max: int) -> str:
 
 
 def _fit(text: str, secrets: Collection[bytes]) -> str:
-    return masked(plain(text).encode("utf-8", "replace"), secrets).decode("utf-8", "replace")
+    seen = plain(text).encode("utf-8", "replace").decode()
+    return Redaction(lambda: secrets).text(seen)
 
 
 def _text(block: ContentBlock) -> str:

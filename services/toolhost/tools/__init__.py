@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from libs.policy.redaction import Redaction
 from services.toolhost.errors import InvalidArguments
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.knowledge.backends import Knowledge
@@ -27,9 +28,9 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class ToolContext:
     """What one call may use. `baseline_commit` is the state in which the run found the workspace; `stop` ends a
     running command (it is the run's cancellation); `on_started` journals its process group before it is executed; `seen`
-    are the digests of files as the run saw them last; `ripgrep` is where that program is, if it is; `hidden` names the
-    files that a look at many has to pass over; `knowledge` holds the documents of all tenants, of which a call sees its
-    `tenant`'s."""
+    are the digests of files as the run saw them last; `ripgrep` is where that program is, if it is; `redaction`
+    knows this host's secrets, `hidden` the files that a look at many has to pass over; `knowledge` holds the documents
+    of all tenants, of which a call sees its `tenant`'s."""
 
     call_id: str
     guard: WorkspaceGuard
@@ -42,6 +43,7 @@ class ToolContext:
     baseline_commit: str | None = None
     ripgrep: str | None = None
     run_tests_command: tuple[str, ...] = ()
+    redaction: Redaction = field(default_factory=Redaction)
     hidden: Callable[[str], bool] | None = None
     seen: Mapping[str, str] = field(default_factory=dict[str, str])
     output_chars_max: int = 30_000

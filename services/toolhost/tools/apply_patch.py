@@ -7,6 +7,7 @@ it made; a file that is added must not exist, one that is changed, moved or dele
 
 import asyncio
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 
@@ -32,7 +33,9 @@ from services.toolhost.tools.files import (
     change_of,
     digests_of,
     line_count,
+    require_no_marks,
     require_seen,
+    require_shown,
 )
 from services.toolhost.tools.names import shown
 from services.toolhost.tools.patching import content_of, patched
@@ -147,6 +150,7 @@ class _Files:
         if file.now is not None:
             raise PatchConflict("it exists already; update it, or delete it in the same patch first")
         file.now = content_of(part.hunks)
+        require_no_marks(self._context.redaction, path, file.before or b"", file.now)
         file.new_mode = 0o755 if part.executable else None
         self._hold(len(file.now))
         return f"A {shown(path)}: {line_count(file.now)} lines"
@@ -161,7 +165,9 @@ class _Files:
         if not part.hunks and part.move is None and part.executable is None:
             raise PatchEmpty("its update has no hunks, so nothing would change")
         text = as_utf8(data)
+        require_shown(path, text.data, _looked_for(part))
         fitted = patched(text.data, part.hunks)
+        require_no_marks(self._context.redaction, path, text.data, fitted.after)
         after = text.back(fitted.after)
         mode = file.new_mode if file.new_mode is not None else file.mode
         if part.executable is not None and mode is not None:
@@ -222,6 +228,10 @@ class _Files:
         self._bytes += size
         if self._bytes > _BYTES_MAX:
             raise FileTooLarge(f"the files of the patch hold more than {_BYTES_MAX >> 20} MiB; split it")
+
+
+def _looked_for(part: FilePatch) -> Iterator[str]:
+    return (line.text for hunk in part.hunks for line in hunk.lines if line.sign != "+")
 
 
 def _places(lines: list[int]) -> str:

@@ -8,9 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from libs.chassis.effects import Stopped
-from libs.policy.masking import masked
 from services.toolhost.launched import ProcessOutcome
-from services.toolhost.output import plain
 from services.toolhost.processes import Command
 from services.toolhost.tools import Outcome, ToolContext
 
@@ -54,8 +52,8 @@ async def run(
     ended = await context.processes.run(confined, on_started=context.on_started, stop=context.stop)
     if ended.cancelled:
         raise Stopped("the command was cancelled before it had ended")
-    output = masked(plain(ended.output).encode()).decode("utf-8", "replace")
-    text = f"{output.rstrip()}\n[{_verdict(ended, timeout_s)}]".lstrip()
+    output = ended.kept.told(context.redaction).rstrip()
+    text = f"{output}\n[{_verdict(ended, timeout_s)}]".lstrip()
     facts: dict[str, object] = {
         "exit_code": ended.exit_code,
         "signal": ended.signal,

@@ -9,7 +9,7 @@ from libs.contracts.tools import Semantics, ToolSpec
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
 from services.toolhost.tools.edits import Edit, edit
 from services.toolhost.tools.encodings import as_utf8
-from services.toolhost.tools.files import Plan, apply, line_count, plan_of
+from services.toolhost.tools.files import Plan, apply, line_count, plan_of, require_no_marks, require_shown
 from services.toolhost.tools.names import shown
 from services.toolhost.undo import FILE_BYTES_MAX
 
@@ -63,7 +63,9 @@ def _planned(context: ToolContext, wanted: EditFileArguments) -> Plan:
     data = context.guard.read(path, bytes_max=FILE_BYTES_MAX)
     before = hashlib.sha256(data).hexdigest()
     text = as_utf8(data)
+    require_shown(path, text.data, [wanted.old_str])
     edited = edit(text.data, wanted.old_str, wanted.new_str, replace_all=bool(wanted.replace_all))
+    require_no_marks(context.redaction, path, text.data, edited.after)
     after = text.back(edited.after)
     count, total = len(edited.lines), line_count(edited.after)
     named = ", ".join(map(str, edited.lines[:_LINES_NAMED_MAX])) + (", …" if count > _LINES_NAMED_MAX else "")

@@ -8,12 +8,13 @@ it plans anew.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 
 import msgspec
 
-from services.toolhost.errors import FileChanged, FileMissing
+from libs.policy.redaction import MARK, MARK_BYTES, Redaction
+from services.toolhost.errors import FileChanged, FileMissing, RedactedText
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.room import Usage
 from services.toolhost.tools import Outcome
@@ -101,6 +102,25 @@ def require_seen(seen: Mapping[str, str], path: str, before: str | None, after: 
     known = seen.get(path)
     if known is not None and before is not None and before not in (known, after):
         raise FileChanged(f"{path!r} has changed since you last saw it; read it again, then decide")
+
+
+def require_no_marks(redaction: Redaction, path: str, before: bytes, after: bytes) -> None:
+    """Raises `RedactedText` when a change would write the mark of a secret into a file that has secrets: what was shown so
+    would be lost."""
+    if after.count(MARK_BYTES) > before.count(MARK_BYTES) and redaction.finds(before):
+        raise RedactedText(
+            f"{path!r} would hold {MARK}, which stands for a secret of that file and is no text of it; leave those lines "
+            "out of the change, or write what shall be there instead of the secret"
+        )
+
+
+def require_shown(path: str, data: bytes, wanted: Iterable[str]) -> None:
+    """Raises `RedactedText` when a text that is looked for holds the mark of a secret, and the file does not."""
+    if MARK_BYTES not in data and any(MARK in text for text in wanted):
+        raise RedactedText(
+            f"{MARK} stands for a secret that you are not shown and is not in {path!r}; name the place by lines without "
+            "it. To replace the secret itself write the whole file anew"
+        )
 
 
 def is_applied(guard: WorkspaceGuard, after: Mapping[str, str]) -> bool:

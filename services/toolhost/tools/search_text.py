@@ -13,11 +13,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.policy.globs import matches
+from libs.policy.redaction import MARK, Redaction, key_lines
 from services.toolhost.entries import FileKind
 from services.toolhost.errors import FileTooLarge, InvalidPattern, SearchTooCostly, ToolFailure
 from services.toolhost.guard import WorkspaceGuard
@@ -84,11 +86,22 @@ async def run(context: ToolContext, arguments: Arguments) -> Outcome:
     return await asyncio.to_thread(_searched, context, wanted, patience_s)
 
 
+class _Result(NamedTuple):
+    """A line that matches; `start` to `end` is what of `text` is shown."""
+
+    path: str
+    line: int
+    text: str
+    start: int
+    end: int
+
+
 class _Found:
-    """What a search came to: results as (path, line, text), totals, and what was not searched."""
+    """What a search came to: results, totals, and what was not searched. `keys` are the lines of private keys."""
 
     def __init__(self) -> None:
-        self.results: list[tuple[str, int, str]] = []
+        self.results: list[_Result] = []
+        self.keys: dict[str, frozenset[int]] = {}
         self.matches = self.files = self.searched_files = self.searched_bytes = 0
         self.skipped: dict[str, int] = {}
 
@@ -116,7 +129,7 @@ def _searched(context: ToolContext, wanted: SearchTextArguments, patience_s: flo
         _search_here(wanted, contents, found)
     else:
         _search_in_worker(wanted, contents, found, patience_s)
-    return _answer(wanted, found)
+    return _answer(wanted, found, context.redaction)
 
 
 def _files(context: ToolContext, wanted: SearchTextArguments, found: _Found) -> list[tuple[str, int]]:
@@ -212,6 +225,8 @@ def _contents(
             continue
         found.searched_files += 1
         found.searched_bytes += len(data)
+        if keys := key_lines(text):
+            found.keys[path] = keys
         yield path, text
 
 
@@ -224,11 +239,11 @@ def _search_here(wanted: SearchTextArguments, contents: Iterator[tuple[str, byte
         if not wanted.ignore_case and needle not in data:
             continue
         matched = False
-        for line, text in matching.matching_lines(pattern, data):
+        for line, text, start, end in matching.matching_lines(pattern, data):
             matched = True
             found.matches += 1
             if len(found.results) < wanted.results_max:
-                found.results.append((path, line, text))
+                found.results.append(_Result(path, line, text, start, end))
         found.files += matched
 
 
@@ -295,8 +310,8 @@ def _take(answer: str, paths: list[str], found: _Found) -> None:
         kind, _, rest = line.partition(" ")
         match kind:
             case "m":
-                index, number, text = rest.split(" ", 2)
-                found.results.append((paths[int(index)], int(number), text))
+                index, number, start, end, text = rest.split(" ", 4)
+                found.results.append(_Result(paths[int(index)], int(number), text, int(start), int(end)))
             case "t":
                 matches, files = map(int, rest.split(" "))
                 found.matches += matches
@@ -311,7 +326,15 @@ def _take(answer: str, paths: list[str], found: _Found) -> None:
     )
 
 
-def _answer(wanted: SearchTextArguments, found: _Found) -> Outcome:
+def _line(result: _Result, found: _Found, redaction: Redaction) -> str:
+    text = redaction.part(result.text, result.start, result.end)
+    if result.line in found.keys.get(result.path, ()):
+        text = MARK
+    before, behind = "…" if result.start > 0 else "", "…" if result.end < len(result.text) else ""
+    return f"{shown(result.path)}:{result.line}: {before}{text}{behind}"
+
+
+def _answer(wanted: SearchTextArguments, found: _Found, redaction: Redaction) -> Outcome:
     skipped = sum(found.skipped.values())
     metadata: dict[str, object] = {
         "matches": found.matches,
@@ -319,7 +342,7 @@ def _answer(wanted: SearchTextArguments, found: _Found) -> Outcome:
         "searched_files": found.searched_files,
         "skipped_files": skipped,
     }
-    lines = [f"{shown(path)}:{number}: {text}" for path, number, text in found.results]
+    lines = [_line(result, found, redaction) for result in found.results]
     total = f"{found.matches} matching lines in {found.files} of {found.searched_files} files"
     if not found.matches:
         lines = [f"no match for {wanted.pattern!r} in {found.searched_files} files"]

@@ -6,10 +6,20 @@ import hashlib
 import msgspec
 
 from libs.contracts.tools import Semantics, ToolSpec
+from libs.policy.redaction import MARK
 from services.toolhost.tools import Arguments, Outcome, ToolContext, decoded
 from services.toolhost.tools.encodings import encoded
-from services.toolhost.tools.files import Plan, apply, line_count, plan_of, require_seen, sha256_of
+from services.toolhost.tools.files import (
+    Plan,
+    apply,
+    line_count,
+    plan_of,
+    require_no_marks,
+    require_seen,
+    sha256_of,
+)
 from services.toolhost.tools.names import shown
+from services.toolhost.undo import FILE_BYTES_MAX
 
 SPEC = ToolSpec(
     name="write_file",
@@ -53,8 +63,13 @@ def _planned(context: ToolContext, wanted: WriteFileArguments) -> Plan:
     after = encoded(wanted.content, "content")
     before = sha256_of(guard, path)
     require_seen(context.seen, path, before, hashlib.sha256(after).hexdigest())
+    marks = wanted.content.count(MARK)
+    if marks and before is not None:
+        require_no_marks(context.redaction, path, guard.read(path, bytes_max=FILE_BYTES_MAX), after)
     lines = line_count(after)
     verb = "created" if before is None else "replaced"
     said = f"{verb} {shown(path)}: {lines} lines, {len(after)} bytes"
+    if marks:
+        said += f" ({MARK} stands in it as it is: it brings no secret back)"
     metadata: dict[str, object] = {"total_lines": lines, "size_bytes": len(after), "created": before is None}
     return plan_of(path, before=before, after=after, said=said, metadata=metadata)
