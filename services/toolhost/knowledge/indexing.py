@@ -74,10 +74,10 @@ async def brought_in_line(
     """
     files = await asyncio.to_thread(_listed, source)
     faults: list[KnowledgeFault] = []
-    embed = await _begun(parts, tenant, anew=anew, faults=faults)
+    vectors = await _begun(parts, tenant, anew=anew, faults=faults)
     passes = {"words": _Pass(parts.lexical, tenant, source, files)}
-    if embed is not None:
-        passes["vectors"] = _Pass(parts.semantic, tenant, source, files, embed)
+    if vectors is not None:
+        passes["vectors"] = _Pass(parts.semantic, tenant, source, files, vectors)
     done: list[_Pass] = []
     for what, each in passes.items():
         try:
@@ -88,18 +88,18 @@ async def brought_in_line(
     if not done:
         raise KnowledgeFault("; ".join(fault.message for fault in faults))
     report = done[0].report()
-    report.embedded = passes["vectors"].added if embed is not None else 0
+    report.embedded = passes["vectors"].added if vectors is not None else 0
     report.problems += [fault.message for fault in faults]
     return report
 
 
-class Embed(NamedTuple):
+class _Vectors(NamedTuple):
     """Makes vectors for an index of vectors; `embedder` is `None` where none are to be made."""
 
     embedder: Embedder | None
     made: MadeWith
 
-    async def vectors(self, chunks: Sequence[Chunk]) -> list[Entry]:
+    async def of(self, chunks: Sequence[Chunk]) -> list[Entry]:
         assert self.embedder is not None
         found = await self.embedder.embed([chunk.meaning for chunk in chunks], patient=True)
         for vector in found:
@@ -117,19 +117,19 @@ def _listed(source: Source) -> list[Found]:
     return listed
 
 
-async def _begun(parts: Parts, tenant: str, *, anew: bool, faults: list[KnowledgeFault]) -> Embed | None:
+async def _begun(parts: Parts, tenant: str, *, anew: bool, faults: list[KnowledgeFault]) -> _Vectors | None:
     """The index of vectors ready for a run, or `None` if it has no part in it."""
     embedder = parts.embedder
     try:
         made = await parts.semantic.made_with(tenant)
         if embedder is None:
-            return Embed(None, made) if made is not None else None
+            return _Vectors(None, made) if made is not None else None
         if made is None or anew:
             made = MadeWith(embedder.model, len((await embedder.embed(["a"], patient=True))[0]))
             await parts.semantic.begin(tenant, made)
         elif made.model != embedder.model:
             raise mismatch(made, embedder.model)
-        return Embed(embedder, made)
+        return _Vectors(embedder, made)
     except KnowledgeMismatch:
         raise
     except KnowledgeFault as fault:
@@ -146,10 +146,10 @@ class _Pass:
         tenant: str,
         source: Source,
         files: Sequence[Found],
-        embed: Embed | None = None,
+        vectors: _Vectors | None = None,
     ) -> None:
         self._store, self._tenant, self._source = store, tenant, source
-        self._files, self._embed = files, embed
+        self._files, self._vectors = files, vectors
         self._held: dict[str, Held] = {}
         self._others = 0
         self._seen: set[str] = set()
@@ -216,14 +216,14 @@ class _Pass:
     async def _put(self, change: Change) -> None:
         """What has gathered, in batches."""
         new, self._new, moved, self._moved = self._new, [], self._moved, []
-        if self._embed is not None and self._embed.embedder is None:
+        if self._vectors is not None and self._vectors.embedder is None:
             new = []
         for at in range(0, len(moved), _BATCH):
             await change.put([Entry(chunk) for chunk in moved[at : at + _BATCH]])
         for at in range(0, len(new), _BATCH):
             batch = new[at : at + _BATCH]
             entries = (
-                [Entry(chunk) for chunk in batch] if self._embed is None else await self._embed.vectors(batch)
+                [Entry(chunk) for chunk in batch] if self._vectors is None else await self._vectors.of(batch)
             )
             await change.put(entries)
             self.added += len(batch)

@@ -65,7 +65,7 @@ class Store(Protocol):
 class Lexical(Store, Protocol):
     """An index of words."""
 
-    async def search(self, tenant: str, query: str, limit: int) -> list[Chunk]:
+    async def search(self, tenant: str, query: str, limit: int, /) -> list[Chunk]:
         """The best chunks, best first. Raises `KnowledgeMissing` where nothing was ever indexed."""
         ...
 
@@ -81,7 +81,7 @@ class Semantic(Store, Protocol):
         """An empty index for this model, in the place of what was there."""
         ...
 
-    async def search(self, tenant: str, vector: Vector, limit: int) -> list[Chunk]:
+    async def search(self, tenant: str, vector: Vector, limit: int, /) -> list[Chunk]:
         """The nearest chunks, nearest first. Raises `KnowledgeMissing` where nothing was ever indexed."""
         ...
 

@@ -40,21 +40,28 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Legs(NamedTuple):
-    """What is asked. `no_embedder` says why there is none."""
+    """What is asked, and how long each leg may take. `no_embedder` says why there is none."""
 
     lexical: Lexical
     semantic: Semantic
     embedder: Embedder | None
     no_embedder: str = NO_MODEL
+    patience_s: float = LEG_S
 
 
 async def search(legs: Legs, tenant: str, query: str, limit: int) -> Answer:
     """Ask both legs at once. Raises `KnowledgeMissing` if nothing was ever indexed, `KnowledgeFault` if no leg answers."""
     query = query[:QUERY_CHARS_MAX]
-    words = _within(legs.lexical.search(tenant, query, DEPTH), f"the search for words ({legs.lexical.name})")
-    meaning = _within(_near(legs, tenant, query), f"the search for meaning ({legs.semantic.name})")
+    words, meaning = legs.lexical.search(tenant, query, DEPTH), _near(legs, tenant, query)
     async with asyncio.TaskGroup() as asking:
-        asked = (asking.create_task(words), asking.create_task(meaning))
+        asked = (
+            asking.create_task(
+                _within(words, legs.patience_s, f"the search for words ({legs.lexical.name})")
+            ),
+            asking.create_task(
+                _within(meaning, legs.patience_s, f"the search for meaning ({legs.semantic.name})")
+            ),
+        )
     lexical, semantic = (task.result() for task in asked)
     faults = [leg for leg in (lexical, semantic) if isinstance(leg, KnowledgeFault)]
     if isinstance(lexical, KnowledgeFault) and isinstance(semantic, KnowledgeFault):
@@ -86,15 +93,17 @@ async def _near(legs: Legs, tenant: str, query: str) -> list[Chunk]:
     return await legs.semantic.search(tenant, vector, DEPTH)
 
 
-async def _within(asking: Coroutine[Any, Any, list[Chunk]], what: str) -> list[Chunk] | KnowledgeFault:
+async def _within(
+    asking: Coroutine[Any, Any, list[Chunk]], patience_s: float, what: str
+) -> list[Chunk] | KnowledgeFault:
     """What a leg answers in its time, or its fault."""
     try:
-        async with asyncio.timeout(LEG_S):
+        async with asyncio.timeout(patience_s):
             return await asking
     except KnowledgeFault as fault:
         return fault
     except TimeoutError:
-        return KnowledgeFault(f"{what} did not answer within {LEG_S:g} s; ask again")
+        return KnowledgeFault(f"{what} did not answer within {patience_s:g} s; ask again")
 
 
 def _of(tenant: str, chunks: Sequence[Chunk]) -> list[Chunk]:
