@@ -4,9 +4,13 @@ Invariant: a name points only to bytes that are stored completely; what is read 
 written with it.
 """
 
+import asyncio
 import base64
 import hashlib
 import logging
+from collections.abc import AsyncIterator
+from io import BufferedIOBase, BytesIO
+from pathlib import Path
 
 import msgspec
 
@@ -49,21 +53,29 @@ class ServerBlobs:
 
     async def put(self, name: str, data: bytes) -> None:
         """Store under a name; what the name pointed to before is removed. An equal object is only renewed in time."""
+        with BytesIO(data) as file:
+            await self._put(name, file)
+
+    async def put_file(self, name: str, path: Path) -> None:
+        with await asyncio.to_thread(path.open, "rb") as file:
+            await self._put(name, file)
+
+    async def _put(self, name: str, file: BufferedIOBase) -> None:
         former = await self._meta(name)
-        digest = _digest(data)
+        size, digest = await asyncio.to_thread(_measured, file)
         nuid = former.nuid if former is not None and former.digest == digest else ""
         if not nuid:
             nuid = self._js.clock.entropy(12).hex()
-            for number, start in enumerate(range(0, len(data), CHUNK_BYTES)):
-                headers = {MESSAGE_ID: f"{nuid}.{number}"}
-                await self._publish(f"$O.{self._store}.C.{nuid}", data[start : start + CHUNK_BYTES], headers)
+            for number in range(-(-size // CHUNK_BYTES)):
+                chunk = await asyncio.to_thread(file.read, CHUNK_BYTES)
+                await self._publish(f"$O.{self._store}.C.{nuid}", chunk, {MESSAGE_ID: f"{nuid}.{number}"})
         meta = _Meta(
             name=name,
             bucket=self._store,
             nuid=nuid,
-            size=len(data),
+            size=size,
             mtime=rfc3339(self._js.clock.now()),
-            chunks=-(-len(data) // CHUNK_BYTES),
+            chunks=-(-size // CHUNK_BYTES),
             digest=digest,
             options=_Options(max_chunk_size=CHUNK_BYTES),
         )
@@ -73,15 +85,27 @@ class ServerBlobs:
             await self._purge(former.nuid)
 
     async def get(self, name: str) -> bytes | None:
+        with BytesIO() as file:
+            return file.getvalue() if await self._get(name, file) else None
+
+    async def get_file(self, name: str, path: Path) -> bool:
+        with await asyncio.to_thread(path.open, "wb") as file:
+            return await self._get(name, file)
+
+    async def _get(self, name: str, file: BufferedIOBase) -> bool:
         meta = await self._meta(name)
         if meta is None or meta.deleted:
-            return None
-        data = b"".join([chunk.body for chunk in await self._chunks(meta)])
-        if len(data) != meta.size or _digest(data) != meta.digest:
+            return False
+        size, seen = 0, hashlib.sha256()
+        async for chunk in self._chunks(meta):
+            size += len(chunk)
+            seen.update(chunk)
+            await asyncio.to_thread(file.write, chunk)
+        if size != meta.size or _digest(seen.digest()) != meta.digest:
             raise BusUnavailable(
                 f"object {name} of {self._store} is not complete; restore it", retry_after_s=1
             )
-        return data
+        return True
 
     async def names(self, prefix: str = "") -> list[str]:
         known = f"$O.{self._store}.M."
@@ -108,20 +132,20 @@ class ServerBlobs:
         stored = await self._js.last(self._stream, self._meta_subject(name))
         return msgspec.json.decode(stored.body, type=_Meta) if stored is not None else None
 
-    async def _chunks(self, meta: _Meta) -> list[Stored]:
+    async def _chunks(self, meta: _Meta) -> AsyncIterator[bytes]:
         """All chunks, from any replica, and from the leader where a replica lags."""
         subject = f"$O.{self._store}.C.{meta.nuid}"
-        found: list[Stored] = []
-        while len(found) < meta.chunks:
-            position = found[-1].sequence + 1 if found else 1
+        found, position = 0, 1
+        while found < meta.chunks:
             page = await self._page(subject, position)
             if not page:
                 first = await self._js.next(self._stream, subject, position)
                 if first is None:
                     break
                 page = [first]
-            found += page
-        return found
+            for stored in page:
+                yield stored.body
+            found, position = found + len(page), page[-1].sequence + 1
 
     async def _page(self, subject: str, position: int) -> list[Stored]:
         try:
@@ -148,5 +172,15 @@ class ServerBlobs:
         return f"$O.{self._store}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
-def _digest(data: bytes) -> str:
-    return "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+def _measured(file: BufferedIOBase) -> tuple[int, str]:
+    """Size and digest of a file that is at its beginning, and will be again. Blocking."""
+    seen = hashlib.sha256()
+    while block := file.read(CHUNK_BYTES):
+        seen.update(block)
+    size = file.tell()
+    file.seek(0)
+    return size, _digest(seen.digest())
+
+
+def _digest(sha256: bytes) -> str:
+    return f"SHA-256={base64.urlsafe_b64encode(sha256).decode()}"

@@ -7,6 +7,7 @@ Invariant: no type or exception of the client library crosses this file; every f
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from libs.contracts.envelope import Event, Record, record_class
@@ -279,6 +280,14 @@ class Blobs(Protocol):
     async def put(self, name: str, data: bytes) -> None: ...
 
     async def get(self, name: str) -> bytes | None: ...
+
+    async def put_file(self, name: str, path: Path) -> None:
+        """The same for what is too large to be held; the file stands still meanwhile."""
+        ...
+
+    async def get_file(self, name: str, path: Path) -> bool:
+        """Write the bytes into a file; whether there are any. What was written is of no use if this raises."""
+        ...
 
     async def names(self, prefix: str = "") -> list[str]:
         """The names that begin with `prefix`. For sweeps: it reads all of them."""

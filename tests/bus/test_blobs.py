@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,16 @@ _numbers = itertools.count(1)
 
 
 @pytest.mark.parametrize("size", [0, 1, 128 * 1024, 128 * 1024 + 1, 5_000_000])
-async def test_bytes_of_any_size_come_back(bus: Bus, size: int) -> None:
+async def test_bytes_of_any_size_come_back(bus: Bus, tmp_path: Path, size: int) -> None:
     name = f"tenant/größe {next(_numbers)}"
     data = bytes(number % 251 for number in range(1000)) * (size // 1000) + b"x" * (size % 1000)
-    await bus.store("workspaces").put(name, data)
-    assert await bus.store("workspaces").get(name) == data
+    store, file = bus.store("workspaces"), tmp_path / "file"
+    await store.put(name, data)
+    assert await store.get(name) == data
+    assert await store.get_file(name, file)
+    assert file.read_bytes() == data
+    await store.put_file(f"{name} again", file)
+    assert await store.get(f"{name} again") == data
 
 
 async def test_a_name_can_be_given_other_bytes(bus: Bus) -> None:
@@ -26,8 +32,9 @@ async def test_a_name_can_be_given_other_bytes(bus: Bus) -> None:
         assert await store.get(name) == data
 
 
-async def test_an_unknown_name_has_no_bytes(bus: Bus) -> None:
+async def test_an_unknown_name_has_no_bytes(bus: Bus, tmp_path: Path) -> None:
     assert await bus.store("blobs").get("never/put") is None
+    assert not await bus.store("blobs").get_file("never/put", tmp_path / "nothing")
 
 
 async def test_names_are_listed_and_removed_with_their_bytes(bus: Bus) -> None:

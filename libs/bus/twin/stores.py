@@ -7,6 +7,7 @@ its revision still counts, as with the markers of the servers.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from libs.bus.ports import Entry
@@ -197,6 +198,15 @@ class TwinBlobs:
 
     async def get(self, name: str) -> bytes | None:
         return await self._link.call("blob.get", name, lambda: self._store.get(name))
+
+    async def put_file(self, name: str, path: Path) -> None:
+        await self.put(name, await asyncio.to_thread(path.read_bytes))
+
+    async def get_file(self, name: str, path: Path) -> bool:
+        data = await self.get(name)
+        if data is not None:
+            await asyncio.to_thread(path.write_bytes, data)
+        return data is not None
 
     async def names(self, prefix: str = "") -> list[str]:
         return await self._link.call("blob.names", prefix, lambda: self._store.names(prefix))
