@@ -65,7 +65,8 @@ class Remains:
     async def purge(self, run: LogKey, tombstone: int) -> None:
         """Remove all that there is of a deleted run but its tombstone. Blobs are shared and go with the retention."""
         await self._forget(run.log_id)
-        await self._snapshots.forget(run)
+        if not self._rows.may_work_in(run.tenant, run.log_id):
+            await self._snapshots.forget(run)
         await self._log.purge(run, tombstone)
         self._tombstones.pop(run, None)
         _log.info("run.purged", run_id=run.log_id)

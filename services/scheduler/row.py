@@ -23,7 +23,7 @@ from libs.contracts.ids import child_run_id, is_id, session_run_id
 from libs.contracts.run import OWNED, RunState, RunStatus
 from libs.contracts.sessions import SessionRef
 from libs.contracts.subjects import Priority
-from libs.contracts.tasks import Limits, Parent
+from libs.contracts.tasks import Parent
 
 # Statuses that a ticket follows on, at once or when they are due; and those that end by themselves at some time.
 READY = frozenset({RunStatus.QUEUED, RunStatus.RETRYING})
@@ -35,11 +35,12 @@ TIMEOUT_S_MAX = 100 * 365 * 24 * 3600.0
 
 
 class Origin(NamedTuple):
-    """What a run was created with and keeps: the run that delegated it (`None`: a person), its patience, and the project
-    that it is a session's run of."""
+    """What a run was created with and keeps: the run that delegated it (`None`: a person), its patience, the name of its
+    workspace, and the project that it is a session's run of."""
 
     parent: str | None
     input_timeout_s: float | None
+    workspace: str = ""
     project: str | None = None
 
 
@@ -129,8 +130,8 @@ def advanced(row: Row | None, wakeup: Wakeup, status: RunStatus, at: float) -> R
     waiting_since, due_at = (before.waiting_since, before.due_at) if same_wait else (None, None)
     for event in events_of(wakeup):
         match event.body:
-            case RunCreated(task=task, parent=parent, limits=limits):
-                priority, origin = task.priority, _origin(wakeup.key.log_id, parent, limits, task.session)
+            case RunCreated(task=task) as body:
+                priority, origin = task.priority, _origin(wakeup.key.log_id, body)
             case RunClaimed(boot=boot):
                 owner = boot
             case RunCancelRequested():
@@ -165,7 +166,7 @@ def read(row: Row | None, found: Folded, at: float) -> Row:
         epoch=state.epoch,
         since=at,
     )
-    origin = _origin(state.run_id, state.parent, state.limits, state.task.session)
+    origin = _origin(state.run_id, state)
     after = before._replace(
         status=state.status,
         epoch=state.epoch,
@@ -210,8 +211,13 @@ def session_of(run_id: str, session: SessionRef | None) -> str | None:
     return session.project_id if made == run_id else None
 
 
-def _origin(run_id: str, parent: Parent | None, limits: Limits, session: SessionRef | None) -> Origin:
-    return Origin(delegated_by(run_id, parent), limits.input_timeout_s, session_of(run_id, session))
+def _origin(run_id: str, made: RunCreated | RunState) -> Origin:
+    return Origin(
+        parent=delegated_by(run_id, made.parent),
+        input_timeout_s=made.limits.input_timeout_s,
+        workspace=made.workspace,
+        project=session_of(run_id, made.task.session),
+    )
 
 
 def _moved(before: Row, after: Row, at: float) -> Row:

@@ -130,6 +130,14 @@ class Rows:
         """Whether the run is owned by a boot that is written dead."""
         return row.owned and row.owner in self._dead
 
+    def may_work_in(self, tenant: str, workspace: str) -> bool:
+        """Whether a run that has not ended works in this workspace, or may, for all that has been read of it."""
+        return any(
+            row.origin is None or row.origin.workspace == workspace
+            for row in self._rows.values()
+            if row.key.tenant == tenant
+        )
+
     def demands(self) -> dict[str, Demand]:
         """What each tenant with waiting runs wants."""
         first, nested = self._lanes

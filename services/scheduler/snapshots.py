@@ -10,12 +10,12 @@ from collections import defaultdict, deque
 from libs.bus.ports import Blobs, Log, LogKey
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
-from libs.contracts.envelope import decode_events
+from libs.contracts.envelope import Record, decode_events
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.events import WorkspaceAttached
 from libs.contracts.ids import SHARDS, is_id, workspace_id
 from libs.contracts.subjects import ANY_TENANT
-from libs.contracts.workspaces import objects_of, workspace_of
+from libs.contracts.workspaces import Saved, objects_of, workspace_of
 from services.scheduler.settings import Timing
 
 # What one sweep looks at: a round trip each, and one for each object that goes; some seconds at most in all.
@@ -35,10 +35,18 @@ class OldSnapshots:
         self._unneeded: dict[str, float] = {}
 
     async def forget(self, run: LogKey) -> None:
-        """The run is deleted: nobody brings back the workspace of its own, if it had one."""
+        """The run is deleted and none that lives works in the workspace of its own, if it had one: nobody brings that back,
+        unless another run, which named it, has kept it since."""
         own = LogKey(run.tenant, workspace_id(SHARDS, run.tenant, run.log_id))
         tail = await self._log.tail(own)
-        if tail is not None:
+        if tail is None:
+            return
+        try:
+            saved = _saved_in(tail)
+        except UnreadableRecord as error:
+            _log.warning("snapshots.kept", workspace=own.log_id, message=str(error))
+            return
+        if saved is None or saved.run_id == run.log_id:
             await self._log.purge(own, tail.header.stream_sequence + 1)
 
     async def clear(self) -> None:
@@ -63,12 +71,12 @@ class OldSnapshots:
         needed: set[str] = set()
         if tail is not None:
             try:
-                newest = decode_events(tail)[-1].body
+                saved = _saved_in(tail)
             except UnreadableRecord as error:
                 _log.warning("snapshots.kept", workspace=identifier, message=str(error))
                 return
-            if isinstance(newest, WorkspaceAttached) and newest.saved is not None:
-                needed = set(objects_of(identifier, newest.saved.chain))
+            if saved is not None:
+                needed = set(objects_of(identifier, saved.chain))
         old: list[str] = []
         for name in names:
             if name in needed:
@@ -83,3 +91,9 @@ class OldSnapshots:
             if tail is not None:
                 # What the newest record outdates goes with them: it alone says all that a host needs.
                 await self._log.purge(key, tail.header.stream_sequence)
+
+
+def _saved_in(newest: Record) -> Saved | None:
+    """What the newest record of a workspace's log says is stored of it. Raises `UnreadableRecord`."""
+    body = decode_events(newest)[-1].body
+    return body.saved if isinstance(body, WorkspaceAttached) else None

@@ -66,10 +66,11 @@ class Deployment:
         priority: Priority = "normal",
         start: bool = True,
         input_timeout_s: float | None = None,
+        workspace: str | None = None,
     ) -> LogKey:
         """A fresh run."""
         limits = LimitOverrides(input_timeout_s=input_timeout_s)
-        task = TaskSpec(goal="anything", priority=priority, limits=limits)
+        task = TaskSpec(goal="anything", priority=priority, limits=limits, workspace=workspace)
         request = CreateRequest(tenant, task, "0", auto_start=start, by="test", source="test")
         return LogKey(tenant, (await self._creation.create(request)).run_id)
 

@@ -22,13 +22,13 @@ def place(nats_node: NatsServer, bus: Bus) -> Deployment:
     return Deployment(nats_node, bus)
 
 
-async def keep(bus: Bus, name: str, chain: list[str]) -> LogKey:
+async def keep(bus: Bus, name: str, chain: list[str], by: str = "run") -> LogKey:
     """What an owner appends once a host has stored a snapshot, and its object."""
     key = LogKey("local", workspace_id(SHARDS, "local", name))
     for each in objects_of(key.log_id, chain):
         await bus.store("workspaces").put(each, each.encode())
     tail = await bus.log.tail(key)
-    saved = Saved(snapshot=chain[-1], commit="c", chain=chain, run_id="run", at_sequence=1)
+    saved = Saved(snapshot=chain[-1], commit="c", chain=chain, run_id=by, at_sequence=1)
     body = e.WorkspaceAttached(workspace_id=key.log_id, host="b", replica="r", saved=saved)
     sequence, expected = (tail.header.last + 1, tail.header.stream_sequence) if tail is not None else (1, 0)
     event = Event(sequence, key.log_id, rfc3339(CLOCK.now()), body)
@@ -65,7 +65,7 @@ async def test_only_the_newest_chain_of_a_workspace_stays(place: Deployment) -> 
 
 async def test_of_a_deleted_runs_own_workspace_nothing_stays(place: Deployment) -> None:
     run, store = await place.create(start=False), place.bus.store("workspaces")
-    key = await keep(place.bus, run.log_id, ["a"])
+    key = await keep(place.bus, run.log_id, ["a"], by=run.log_id)
     await keep(place.bus, "shared", ["s"])
     await place.cancel(run)
     await place.command(run, e.RunDeleted(body_hash="0", by="test"))
@@ -77,3 +77,28 @@ async def test_of_a_deleted_runs_own_workspace_nothing_stays(place: Deployment) 
         await eventually(gone, "its snapshots are gone")
     assert await place.bus.log.tail(key) is None
     assert len(await store.names()) == 1
+
+
+async def test_the_workspace_of_a_deleted_run_stays_where_another_one_works_or_has_worked_in_it(
+    place: Deployment,
+) -> None:
+    """By its name it is the deleted run's own; a later task may have named it, too."""
+    lived_in, kept_since, its_own = [await place.create(start=False) for _ in range(3)]
+    await place.create(start=False, workspace=lived_in.log_id)
+    later = await place.create(start=False, workspace=kept_since.log_id)
+    await place.cancel(later)
+    keys = [
+        await keep(place.bus, run.log_id, ["a"], by=by.log_id)
+        for run, by in ((lived_in, lived_in), (kept_since, later), (its_own, its_own))
+    ]
+    async with scheduler(place, timing=TIMING):
+        for run in (lived_in, kept_since, its_own):
+            await place.cancel(run)
+            await place.command(run, e.RunDeleted(body_hash="0", by="test"))
+
+            async def only_a_tombstone(run: LogKey = run) -> bool:
+                return len(await place.bus.log.read(run)) == 1
+
+            await eventually(only_a_tombstone, "the run is purged")
+    left = [await place.bus.log.tail(key) is not None for key in keys]
+    assert left == [True, True, False]
