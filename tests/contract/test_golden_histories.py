@@ -8,19 +8,23 @@ from typing import cast
 
 import pytest
 
-from libs.contracts.envelope import decode_event, encode_event, run_event_kinds
+from libs.contracts.envelope import decode_event, encode_event, event_kinds, run_event_kinds
 from libs.contracts.evolve import evolve
-from tests.contract.golden import expected, folded, histories, read, state_file
+from tests.contract.golden import expected, folded, histories, project_histories, read, state_file
 
 
-@pytest.mark.parametrize("history", histories(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "history", [*histories(), *project_histories()], ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_a_golden_history_folds_to_its_stored_state(history: Path) -> None:
     differences = list(_missing(expected(history), folded(history), "state"))
     if differences:
         pytest.fail("\n".join([f"{state_file(history)} tells otherwise:", *differences]), pytrace=False)
 
 
-@pytest.mark.parametrize("history", histories(), ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "history", [*histories(), *project_histories()], ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_a_golden_history_is_gapless_and_survives_a_round_trip(history: Path) -> None:
     events = [decode_event(wire) for wire in read(history)]
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
@@ -40,6 +44,14 @@ def test_the_golden_histories_hold_every_kind_of_event_and_every_end() -> None:
     assert kinds == set(run_event_kinds()), "a new kind needs a new history; the old ones are never changed"
     ends = {expected(history)["status"] for history in histories()}
     assert ends >= {"COMPLETED", "FAILED", "CANCELLED"}
+
+
+def test_the_golden_projects_hold_every_kind_of_event_and_every_end() -> None:
+    kinds = {wire.type for history in project_histories() for wire in read(history)}
+    of_projects = set(event_kinds()) - set(run_event_kinds())
+    assert kinds == of_projects, "a new kind needs a new history; the old ones are never changed"
+    ends = {expected(history)["status"] for history in project_histories()}
+    assert ends >= {"COMPLETED", "CANCELLED"}
 
 
 def _missing(wanted: object, found: object, path: str) -> Iterator[str]:

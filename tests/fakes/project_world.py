@@ -174,3 +174,14 @@ def _verification(results: list[CheckResult]) -> Verification:
 def spec(*features: FeatureSpec, **more: Any) -> ProjectSpec:
     given = ProjectSpec(name="shop", brief="build a shop", features=list(features), verify=[CHECK])
     return msgspec.structs.replace(given, **more)
+
+
+def begun(*features_: str, **more: object) -> ProjectWorld:
+    """A project with these features whose baseline is committed; the errand of its first session goes on."""
+    world = ProjectWorld(spec(*(feature(name) for name in features_), **more))
+    world.settle()
+    world.pass_run()  # the look at the environment
+    world.settle()
+    world.pass_run()  # the baseline
+    world.settle()
+    return world

@@ -27,20 +27,9 @@ from libs.contracts.sessions import SessionKind, Stage
 from services.gateway import projectcommands as commands
 from services.scheduler.projects.decide import Env, MakeRun, settle
 from services.scheduler.projects.selection import backoff_s
-from tests.fakes.project_world import ProjectWorld, feature, spec
+from tests.fakes.project_world import ProjectWorld, begun, feature, spec
 
 F = FeatureStatus
-
-
-def begun(*features_: str, **more: object) -> ProjectWorld:
-    """A project with these features whose baseline is committed; the errand of its first session goes on."""
-    world = ProjectWorld(spec(*(feature(name) for name in features_), **more))
-    world.settle()
-    world.pass_run()  # the look at the environment
-    world.settle()
-    world.pass_run()  # the baseline
-    world.settle()
-    return world
 
 
 def work_on(world: ProjectWorld) -> None:

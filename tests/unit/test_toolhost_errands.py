@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -147,3 +148,40 @@ async def test_a_command_of_the_project_tells_how_it_ended(tools: ToolContext) -
     assert not failed.ok
     assert "no" in failed.output
     assert failed.metadata["exit_code"] == 3
+
+
+async def hook(tools: ToolContext, script: str) -> Outcome:
+    return await perform(WORKSPACE_COMMAND, tools, {"argv": ["sh", "-c", script]})
+
+
+async def test_a_hook_is_judged_by_its_exit_code_whatever_it_prints(tools: ToolContext) -> None:
+    said = await hook(tools, """printf '{"decision": "approve"'; exit 2""")
+    assert not said.ok
+    assert said.metadata["exit_code"] == 2
+    assert '{"decision": "approve"' in said.output
+
+
+async def test_ten_megabytes_of_a_hook_are_bounded_and_the_end_is_kept(tools: ToolContext) -> None:
+    said = await hook(tools, "head -c 10000000 /dev/zero | tr '\\0' x; echo; echo the end")
+    assert said.ok
+    assert len(said.output) <= tools.output_chars_max
+    assert "the end" in said.output
+    assert int(str(said.metadata["dropped_bytes"])) > 9_000_000
+
+
+async def test_a_hook_that_hangs_is_ended_and_says_that_it_was_its_time(tools: ToolContext) -> None:
+    said = await perform(
+        WORKSPACE_COMMAND,
+        dataclasses.replace(tools, timeout_s=0.3),
+        {"argv": ["sh", "-c", "echo begun; sleep 600"]},
+    )
+    assert not said.ok
+    assert said.metadata["timed_out"] is True
+    assert "begun" in said.output
+    assert "timed out after 0.3 s" in said.output
+
+
+async def test_a_hook_whose_program_is_gone_fails(tools: ToolContext) -> None:
+    said = await perform(WORKSPACE_COMMAND, tools, {"argv": ["./hooks/before_run.sh"]})
+    assert not said.ok
+    assert said.output

@@ -14,13 +14,22 @@ import msgspec
 
 from libs.contracts.envelope import WireEvent, decode_event
 from libs.contracts.evolve import fold
+from libs.contracts.evolve_project import evolve_project
+from libs.contracts.project import ProjectState
+from libs.contracts.run import RunState
 
 FOLDER = Path(__file__).resolve().parent
+PROJECTS = "projects"
 
 
 def histories() -> list[Path]:
-    """Every golden log of every schema."""
+    """Every golden log of a run, of every schema."""
     return sorted(FOLDER.glob("v*/*.jsonl"))
+
+
+def project_histories() -> list[Path]:
+    """Every golden log of a project, of every schema."""
+    return sorted(FOLDER.glob(f"v*/{PROJECTS}/*.jsonl"))
 
 
 def read(history: Path) -> list[WireEvent]:
@@ -30,7 +39,7 @@ def read(history: Path) -> list[WireEvent]:
 
 def folded(history: Path) -> dict[str, Any]:
     """The state that a golden log folds to today, as plain values."""
-    state = fold(None, (decode_event(wire) for wire in read(history)))
+    state = _project(history) if history.parent.name == PROJECTS else _run(history)
     return json.loads(msgspec.json.encode(state, order="deterministic"))
 
 
@@ -41,3 +50,17 @@ def expected(history: Path) -> dict[str, Any]:
 
 def state_file(history: Path) -> Path:
     return history.with_suffix(".state.json")
+
+
+def _run(history: Path) -> RunState:
+    state = fold(None, (decode_event(wire) for wire in read(history)))
+    assert state is not None, f"{history} is empty"
+    return state
+
+
+def _project(history: Path) -> ProjectState:
+    state: ProjectState | None = None
+    for wire in read(history):
+        state = evolve_project(state, decode_event(wire))
+    assert state is not None, f"{history} is empty"
+    return state
