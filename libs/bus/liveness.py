@@ -40,7 +40,7 @@ _log = logging.getLogger("perdure.bus")
 
 class Registration(NamedTuple):
     """What a process says of itself. `free` and `notes`, which adds to `info`, are asked at each renewal; without the
-    former all slots count as free."""
+    former all slots count as free. `silences` as in `LeaseValue`."""
 
     service: str
     replica: str
@@ -50,10 +50,12 @@ class Registration(NamedTuple):
     info: dict[str, str]
     free: Callable[[], int] | None = None
     notes: Callable[[], dict[str, str]] | None = None
+    silences: Callable[[], dict[str, float]] | None = None
 
 
 class LeaseValue(msgspec.Struct, frozen=True, kw_only=True):
-    """The value of `replica.<boot>` in the leases bucket. `beat` counts renewals."""
+    """The value of `replica.<boot>` in the leases bucket. `beat` counts renewals. `silences`: for how many
+    seconds each run of a project that the process holds has shown no sign of life; `None`: it does not say."""
 
     boot: str
     service: str
@@ -67,6 +69,7 @@ class LeaseValue(msgspec.Struct, frozen=True, kw_only=True):
     dead: bool = False
     beat: int = 0
     info: dict[str, str] = {}
+    silences: dict[str, float] | None = None
 
 
 @asynccontextmanager
@@ -259,6 +262,7 @@ class Lease:
             model_configured=given.model_configured,
             beat=self._beat,
             info=given.info if given.notes is None else given.info | given.notes(),
+            silences=None if given.silences is None else given.silences(),
         )
 
     # --- Others ---

@@ -290,6 +290,15 @@ def _run_requested(state: ProjectState, event: Event) -> ProjectState:
     return _replace(state, works={**state.works, body.lane: work})
 
 
+def _stalled(state: ProjectState, event: Event) -> ProjectState:
+    body = cast(e.SessionStalled, event.body)
+    work = _work(state, event, body.lane, body.session)
+    if work.run_id != body.run_id or work.stalled:
+        raise _illegal(state, event, f"run {body.run_id} is not one that may stall")
+    why = f"it showed no sign of life for {body.silent_s:.0f} s, {body.limit_s:g} s are allowed (stall_s)"
+    return _replace(state, works={**state.works, body.lane: _replace(work, stalled=why)})
+
+
 def _run_ended(state: ProjectState, event: Event) -> ProjectState:
     body = cast(e.SessionRunEnded, event.body)
     work = _work(state, event, body.lane, body.session)
@@ -298,7 +307,7 @@ def _run_ended(state: ProjectState, event: Event) -> ProjectState:
     end = StageEnd(
         run_id=body.run_id, status=body.status, error=body.error, evidence=body.evidence, handoff=body.handoff
     )
-    work = _replace(work, stage=None, run_id=None, ends={**work.ends, body.stage: end})
+    work = _replace(work, stage=None, run_id=None, stalled="", ends={**work.ends, body.stage: end})
     return _replace(state, works={**state.works, body.lane: work}, usage=state.usage.plus(body.usage))
 
 
@@ -388,6 +397,7 @@ _FOLDS: dict[type[EventBody], Callable[[ProjectState, Event], ProjectState]] = {
     e.ProjectCompleted: _completed,
     e.SessionStarted: _started,
     e.SessionRunRequested: _run_requested,
+    e.SessionStalled: _stalled,
     e.SessionRunEnded: _run_ended,
     e.SessionEnded: _ended,
     e.FeatureStateChanged: _feature_changed,

@@ -24,7 +24,7 @@ from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.values import RunError, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-PROJECT_FOLD_VERSION = 1
+PROJECT_FOLD_VERSION = 2
 
 F, P, S = FeatureStatus, Phase, ProjectStatus
 
@@ -69,6 +69,7 @@ LEGAL: dict[type[EventBody], frozenset[ProjectStatus]] = {
     e.ProjectCompleted: frozenset({S.ACTIVE}),
     e.SessionStarted: frozenset({S.ACTIVE}),
     e.SessionRunRequested: frozenset({S.ACTIVE}),
+    e.SessionStalled: frozenset({S.ACTIVE}),
     e.SessionRunEnded: LIVE,
     e.SessionEnded: LIVE,
     e.FeatureStateChanged: LIVE,
@@ -111,7 +112,8 @@ class StageEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """The session that goes on in a lane; `stage` and `run_id` name the run that should exist now, if any."""
+    """The session that goes on in a lane; `stage` and `run_id` name the run that should exist now, if any; `stalled` says
+    why that one is to end."""
 
     session: int
     kind: SessionKind
@@ -123,6 +125,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     stage: Stage | None = None
     run_id: str | None = None
     requested_at: str = ""
+    stalled: str = ""
     ends: dict[Stage, StageEnd] = {}
 
 

@@ -142,6 +142,19 @@ class SessionRunRequested(EventBody, frozen=True, kw_only=True):
     lane: int = 0
 
 
+class SessionStalled(EventBody, frozen=True, kw_only=True):
+    """The session's run showed no sign of life for `silent_s` seconds, `limit_s` were allowed: it is to end, and its end
+    counts as a failure of the session. A run that ends otherwise meanwhile counts as what it is."""
+
+    type = "session.stalled"
+    life = True
+    session: int
+    run_id: str
+    silent_s: float
+    limit_s: float
+    lane: int = 0
+
+
 class SessionRunEnded(EventBody, frozen=True, kw_only=True):
     """How the run of a stage ended, as its own log says, and what it leaves for the next session."""
 
@@ -205,6 +218,7 @@ ProjectEvent = (
     | ProjectCompleted
     | SessionStarted
     | SessionRunRequested
+    | SessionStalled
     | SessionRunEnded
     | SessionEnded
     | FeatureStateChanged

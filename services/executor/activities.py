@@ -26,6 +26,7 @@ from libs.policy.rules import Policy
 from services.executor.decision.activity import (
     Activity,
     Attach,
+    BesideModel,
     CallModel,
     CallTool,
     Offer,
@@ -39,6 +40,7 @@ from services.executor.decision.calls import completed
 from services.executor.decision.decide import Env
 from services.executor.decision.waits import again, silent
 from services.executor.egress.context import Window
+from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.talk import Conversing, Talking, Tell
 from services.executor.ingress.text import clipped
 from services.executor.redacting import redacted
@@ -102,8 +104,8 @@ Observed = list[e.LogEvent] | Lost
 class Activities:
     """The activities of one run under one claim."""
 
-    def __init__(self, bench: Workbench, state: RunState) -> None:
-        self._bench = bench
+    def __init__(self, bench: Workbench, state: RunState, pulse: Pulse) -> None:
+        self._bench, self._pulse = bench, pulse
         self._attached = False
         self._spawned: set[str] = set()
         # The hosts that calls of this claim went to: who has to be told when the run ends.
@@ -147,6 +149,18 @@ class Activities:
 
     async def _carried_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
         match activity:
+            case CallModel():
+                self._bench.hooks.at_goal(state.task.goal)
+                return await self._paid(state, await self._conversation(state).next_turn(state, tell))
+            case Summarise(overflowed=overflowed):
+                bought = await self._conversation(state).summarise(state, overflowed, tell)
+                return await self._paid(state, bought)
+            case _:
+                with self._pulse.vouched():
+                    return await self._beside_the_model(state, activity, fresh=fresh)
+
+    async def _beside_the_model(self, state: RunState, activity: BesideModel, *, fresh: bool) -> Observed:
+        match activity:
             case Attach():
                 return await self._attach(state)
             case Offer():
@@ -154,12 +168,6 @@ class Activities:
                 await self._bench.hosts.workspaces(needed=needed, patience_s=HOSTS_WAIT_S)
                 await self._offer.make(state)
                 return []
-            case CallModel():
-                self._bench.hooks.at_goal(state.task.goal)
-                return await self._paid(state, await self._conversation(state).next_turn(state, tell))
-            case Summarise(overflowed=overflowed):
-                bought = await self._conversation(state).summarise(state, overflowed, tell)
-                return await self._paid(state, bought)
             case ReadResult(call):
                 return [await read_earlier(self._bench.bus.log, state, call)]
             case CallTool(call):
@@ -199,7 +207,7 @@ class Activities:
         """The run's side of its talk with the model."""
         specs = self._offer.specs(state)
         if self._talk is None or self._talk[1] != specs:
-            self._talk = self._bench.talker.talk(state, specs), specs
+            self._talk = self._bench.talker.talk(state, specs, self._pulse), specs
         return self._talk[0]
 
     def _window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:

@@ -22,7 +22,7 @@ from libs.contracts.ids import SHARDS
 from libs.contracts.streams import tickets
 from libs.contracts.tasks import Ticket
 from services.executor.activities import Rules, Workbench
-from services.executor.claims import Claims, Held
+from services.executor.claims import Claims, Held, silences
 from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.talk import Talking, open_talker
 from services.executor.quarantine import CLAIMED, Quarantine
@@ -117,6 +117,7 @@ def _registration(settings: ExecutorSettings, held: Mapping[str, Held], *, quara
         ttl_s=settings.lease_ttl_s,
         info={"policy": settings.policy.digest},
         free=lambda: 0 if quarantined else max(0, settings.slots - len(held)),
+        silences=lambda: silences(held),
     )
 
 

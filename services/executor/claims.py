@@ -5,6 +5,7 @@ stored. Keyed by run: a second ticket for a run that is held changes nothing.
 """
 
 import asyncio
+from collections.abc import Mapping
 from datetime import timedelta
 
 import msgspec
@@ -18,6 +19,7 @@ from libs.contracts.errors import AppendConflict, NotFound, PerdureError, Unavai
 from libs.contracts.run import OWNED, RunState, RunStatus
 from libs.contracts.tasks import Ticket
 from services.executor.activities import Activities, Workbench
+from services.executor.endpoint.pulse import Pulse
 from services.executor.quarantine import Quarantine, give_up, poisoned
 from services.executor.session import BUS_AWAY_S, Session, SessionParts
 
@@ -140,7 +142,10 @@ class Claims:
             try:
                 folded = await self._parts.runs.load(held.tenant, held.run_id)
                 state = folded.state
-                activities = Activities(self._workbench, state)
+                if held.pulse is None:
+                    held.pulse = Pulse(self._parts.clock)
+                held.of_project = state.task.session is not None
+                activities = Activities(self._workbench, state, held.pulse)
                 if state.owner is not None and state.owner.boot == self._parts.boot:
                     claim = None
                 elif (
@@ -210,6 +215,15 @@ class Claims:
                 return
 
 
+def silences(held: Mapping[str, "Held"]) -> dict[str, float]:
+    """How long each run of a project has shown no sign of life, in seconds; as many as there are slots at most."""
+    return {
+        run_id: round(one.pulse.silent_s, 1)
+        for run_id, one in held.items()
+        if one.of_project and one.pulse is not None
+    }
+
+
 class Held:
     """A run that this process works on, across the sessions that it may take."""
 
@@ -217,6 +231,9 @@ class Held:
         self.tenant, self.run_id, self.due = ticket.tenant, ticket.run_id, ticket.due
         self.claimed = asyncio.Event()
         self.session: Session | None = None
+        # Since this process has it; and whether somebody wants to know.
+        self.pulse: Pulse | None = None
+        self.of_project = False
         self.wanted = True
         self.stop = asyncio.Event()
         self._in_doubt_until: float | None = None

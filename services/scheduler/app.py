@@ -17,7 +17,7 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.contracts.tasks import Limits
-from services.scheduler.chores import Chores, unfinished
+from services.scheduler.chores import Advance, Chores, unfinished
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.endings import Endings
 from services.scheduler.family import Family
@@ -25,6 +25,7 @@ from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
 from services.scheduler.projects.orchestrator import Orchestrator
 from services.scheduler.projects.rows import ProjectRows
+from services.scheduler.projects.silences import overdue
 from services.scheduler.remains import Remains
 from services.scheduler.replicas import Replicas
 from services.scheduler.rows import Rows
@@ -68,10 +69,16 @@ class Scheduler:
             bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
         )
         halting = Halting(bus.wire, bus.subjects, self._replicas)
-        orchestrator = Orchestrator(
-            projects_of(bus, clock), runs, bus.timers, liveness, clock, limits or Limits()
+        self._orchestrator = Orchestrator(
+            projects_of(bus, clock),
+            runs,
+            bus.timers,
+            liveness,
+            clock,
+            limits or Limits(),
+            self._replicas.silences,
         )
-        self._chores = Chores(family, endings, orchestrator, bus.timers, remains, halting, clock)
+        self._chores = Chores(family, endings, self._orchestrator, bus.timers, remains, halting, clock)
         projects = ProjectRows()
         self._wakeups = Wakeups(
             bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note, projects
@@ -132,6 +139,8 @@ class Scheduler:
             self.rows.expire(self._clock.monotonic() - self._timing.claim_s)
             self.rows.fall_due(self._clock.now())
             self._replicas.suspect_owners()
+            silent = overdue(self._orchestrator.watched, self._replicas.all_silences())
+            self._chores.add(Advance(project) for project in silent)
             self._reconsider()
 
     def _reconsider(self) -> None:

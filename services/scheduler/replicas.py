@@ -5,7 +5,7 @@ the server for a ticket: the watch has told before.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -69,6 +69,14 @@ class Replicas:
 
     def is_alive(self, boot: str) -> bool:
         return boot in self._alive
+
+    def silences(self, boot: str) -> dict[str, float] | None:
+        """For how long each run that it holds was silent when it last said so; `None`: nothing is known."""
+        replica = self._alive.get(boot)
+        return replica.silences if replica is not None else None
+
+    def all_silences(self) -> Iterator[dict[str, float]]:
+        return (replica.silences for replica in self._alive.values() if replica.silences)
 
     def hosts(self) -> list[str]:
         """The living processes that may run something for a run."""

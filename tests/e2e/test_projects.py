@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.stage import Script, Stage, call, calls, says, stage
-from tests.fakes.waiting import eventually
+from tests.fakes.waiting import PATIENCE_S, eventually
 
 
 def check(path: str, text: str) -> dict[str, object]:
@@ -49,6 +49,9 @@ SCRIPT: Script = {
         calls(call("write_handoff", done=["the list"], next=["part_a"], decisions=["plain files"])),
         says("The list is written."),
     ],
+    # What it says at last was revoked long before.
+    "The last error and its evidence:\nSTALLED": builds("quiet"),
+    working_on("quiet"): [says("It is done.", delay_s=PATIENCE_S)],
     "This is attempt 2. It was tried before. The last error": builds("stubborn"),
     **{working_on(name): builds(name) for name in (*LETTERS, "one", "two", "three", "hooked")},
     working_on("stubborn"): [
@@ -196,6 +199,27 @@ async def test_hooks_run_around_sessions_and_one_that_must_pass_stops_its_sessio
     assert "HOOK_FAILED: hook before_run failed" in told
     assert len(told) < 200_000
     assert any("no cleaning" in log and "run.completed" in log for log in logs)
+
+
+async def test_a_silent_session_is_tried_again_and_a_slow_check_is_no_silence(perdure: Stage) -> None:
+    slow = {"kind": "command", "argv": ["sh", "-c", "sleep 8; grep -q 'this is quiet' quiet.txt"]}
+    project_id = await create(
+        perdure,
+        name="quiet",
+        brief="Build.",
+        features=[feature("quiet") | {"acceptance": [slow]}],
+        limits={"stall_s": 5},
+    )
+    await once(perdure, project_id, "COMPLETED")
+    assert log_of(perdure, project_id) == ["quiet"]
+    async with httpx.AsyncClient(base_url=perdure.perdure.url, timeout=30) as http:
+        told = (await http.get(f"/api/projects/{project_id}/stream")).text
+        runs = (await http.get("/api/runs", params={"project_id": project_id})).json()["runs"]
+    assert "event: session.stalled" in told
+    assert "STALLED: it showed no sign of life for" in told
+    assert [run["status"] for run in runs].count("CANCELLED") == told.count("event: session.stalled")
+    verified = [run for run in runs if run["status"] == "COMPLETED"]
+    assert len(verified) >= 5, "what takes longer than the limit and lives is never ended"
 
 
 async def test_the_command_line_starts_and_follows_a_project(perdure: Stage, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from services.scheduler.projects.decide import (
     ResumeRun,
     StopRun,
     Wait,
+    Watch,
     foresee,
     settle,
 )
@@ -87,6 +88,8 @@ class ProjectWorld:
                     self._set(run_id, status=RunStatus.PAUSED)
                 case ResumeRun(run_id, _):
                     self._set(run_id, status=RunStatus.RUNNING)
+                case Watch():
+                    pass
                 case Wait():
                     self.timer = effect
 

@@ -22,6 +22,7 @@ from libs.contracts.tools import ToolSpec
 from libs.contracts.transcript import AssistantItem, ToolItem
 from libs.contracts.values import ModelToolCall, Usage
 from services.executor.egress.context import Compact, Fits, Window
+from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.talk import Tell
 from tests.sim.world import Machine, World
 
@@ -61,8 +62,8 @@ class ScriptedTalker:
     def __init__(self, world: World, machine: Machine, turns: Mapping[str, Sequence[Turn]]) -> None:
         self._world, self._machine, self._turns = world, machine, turns
 
-    def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> ScriptedTalk:
-        del specs
+    def talk(self, state: RunState, specs: Mapping[str, ToolSpec], pulse: Pulse) -> ScriptedTalk:
+        del specs, pulse
         return ScriptedTalk(self._world, self._machine, self._turns[state.task.goal])
 
 

@@ -22,6 +22,7 @@ from libs.contracts.tools import ToolSpec
 from services.executor.app import Outside, serve
 from services.executor.egress.context import Fits, Window
 from services.executor.endpoint.circuits import Circuits
+from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.talk import Tell
 from services.executor.settings import ExecutorSettings
 from tests.sim.clock import SimClock
@@ -41,8 +42,8 @@ class Asked:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> Asked:
-        del state, specs
+    def talk(self, state: RunState, specs: Mapping[str, ToolSpec], pulse: Pulse) -> Asked:
+        del state, specs, pulse
         return self
 
     def window(self, state: RunState, overflowed: bool) -> tuple[int, Window]:

@@ -53,4 +53,5 @@ class Save(NamedTuple):
     sequence: int
 
 
-Activity = Attach | Offer | CallModel | Summarise | ReadResult | CallTool | SpawnChild | Verify | Save
+BesideModel = Attach | Offer | ReadResult | CallTool | SpawnChild | Verify | Save
+Activity = BesideModel | CallModel | Summarise

@@ -36,6 +36,7 @@ from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.completion import Model, ModelSettings, open_model
 from services.executor.endpoint.deltas import streaming
 from services.executor.endpoint.prices import load_prices
+from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.recording import Recorder
 from services.executor.endpoint.summary import summarised
 from services.executor.ingress.acceptance import accepted
@@ -73,7 +74,7 @@ class Talking(Protocol):
 
     model: str
 
-    def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> Conversing: ...
+    def talk(self, state: RunState, specs: Mapping[str, ToolSpec], pulse: Pulse) -> Conversing: ...
 
 
 class Talker:
@@ -92,9 +93,9 @@ class Talker:
         self._park_s, self._recorder = park_s, recorder
         self.model = name
 
-    def talk(self, state: RunState, specs: Mapping[str, ToolSpec]) -> "Talk":
+    def talk(self, state: RunState, specs: Mapping[str, ToolSpec], pulse: Pulse) -> "Talk":
         assert self._model is not None, "an executor without a model takes no tickets"
-        return Talk(self._model, self._bus, self._clock, state, specs, self._park_s, self._recorder)
+        return Talk(self._model, self._bus, self._clock, state, specs, pulse, self._park_s, self._recorder)
 
 
 @asynccontextmanager
@@ -131,11 +132,12 @@ class Talk:
         clock: Clock,
         state: RunState,
         specs: Mapping[str, ToolSpec],
+        pulse: Pulse,
         park_s: float,
         recorder: Recorder | None = None,
     ) -> None:
         self._model, self._bus, self._clock = model, bus, clock
-        self._park_s, self._recorder = park_s, recorder
+        self._park_s, self._recorder, self._pulse = park_s, recorder, pulse
         self._names = sorted(specs)
         self._project = state.project
         self._history = self._begun(state)
@@ -173,6 +175,7 @@ class Talk:
                 estimated_tokens=tokens,
                 model=state.task.model,
                 on_retry=self._teller(state, tell),
+                tap=self._pulse.heard(untapped),
             )
             return await self._model.complete(request, unseen)
 
@@ -204,8 +207,9 @@ class Talk:
             model=state.task.model,
             context_tokens=state.limits.context_tokens,
             on_retry=self._teller(state, tell),
-            tap=recording.tap if recording is not None else untapped,
+            tap=self._pulse.heard(recording.tap if recording is not None else untapped),
         )
+        self._pulse.beat()
         began = self._clock.monotonic()
         subject = self._bus.subjects.live(state.tenant, state.run_id)
         async with streaming(self._bus.wire, self._clock, subject, state.run_id, state.iteration) as deltas:
@@ -268,6 +272,7 @@ class Talk:
                 final=False,
             )
             tell(failed)
+            self._pulse.rest(pause_s)
 
         return retried
 

@@ -25,6 +25,7 @@ from services.scheduler.projects.ending import closed, run_ended
 from services.scheduler.projects.facts import RunSeen
 from services.scheduler.projects.selection import due_at
 from services.scheduler.projects.sessions import health_steps
+from services.scheduler.projects.silences import STALL
 from services.scheduler.projects.starting import start
 
 # What can be said in a row: the end of a run, what follows for the session, the next session and its first run.
@@ -61,6 +62,13 @@ class ResumeRun(NamedTuple):
     by: str
 
 
+class Watch(NamedTuple):
+    """To be looked at again once the run has shown no sign of life for so long."""
+
+    run_id: str
+    silent_s: float
+
+
 class Wait(NamedTuple):
     """A timer should stand for the event `sequence`."""
 
@@ -68,7 +76,7 @@ class Wait(NamedTuple):
     until: datetime
 
 
-Effect = MakeRun | StopRun | PauseRun | ResumeRun | Wait
+Effect = MakeRun | StopRun | PauseRun | ResumeRun | Watch | Wait
 
 
 class Say(NamedTuple):
@@ -118,7 +126,7 @@ def decide(state: ProjectState, env: Env) -> Say | Do:
     for work in state.works.values():
         run = env.runs.get(work.run_id or "")
         if run is not None and run.ended:
-            return Say(run_ended(state, work, run, env.now))
+            return Say(run_ended(state, work, run._replace(stalled=work.stalled), env.now))
     if state.cancel_requested_by is not None:
         return _cancel(state, env, state.cancel_requested_by)
     match state.status:
@@ -165,21 +173,35 @@ def _go_on(state: ProjectState, env: Env) -> Say | Do:
         elif work.run_id is None:
             return Say(_next_run(state, work))
         else:
-            step = _running(env, work)
+            step = _running(state, env, work)
         if isinstance(step, Say):
             return step
         effects += step.effects
     return Do(tuple(effects))
 
 
-def _running(env: Env, work: Work) -> Do:
+def _running(state: ProjectState, env: Env, work: Work) -> Say | Do:
     assert work.run_id is not None
     run = env.runs.get(work.run_id)
     if run is None:
         return Do((MakeRun(work.lane),))
-    if run.status is RunStatus.PAUSED or run.pause_requested:
+    if not work.stalled and (run.status is RunStatus.PAUSED or run.pause_requested):
         return Do((ResumeRun(work.run_id, "project"),))
-    return Do(())
+    limit_s = state.limits.stall_s
+    if work.stalled:
+        return Do((StopRun(work.run_id, STALL),))
+    if limit_s <= 0:
+        return Do(())
+    if run.silent_s is not None and run.silent_s >= limit_s:
+        stalled = e.SessionStalled(
+            session=work.session,
+            run_id=work.run_id,
+            silent_s=run.silent_s,
+            limit_s=limit_s,
+            lane=work.lane,
+        )
+        return Say([stalled])
+    return Do((Watch(work.run_id, limit_s),))
 
 
 def _idle(state: ProjectState, env: Env, lane: int) -> Say | Do:

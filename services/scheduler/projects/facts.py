@@ -44,6 +44,9 @@ class RunSeen(NamedTuple):
     steps: tuple[StepResult, ...] = ()
     cancelled_by: str | None = None
     pause_requested: bool = False
+    # For how long it has shown no sign of life, where its owner says so; and why the project itself ends it.
+    silent_s: float | None = None
+    stalled: str = ""
 
     @property
     def ended(self) -> bool:
@@ -63,8 +66,8 @@ class RunSeen(NamedTuple):
         return next((step for step in reversed(self.steps) if step.name == name), None)
 
 
-def seen(state: RunState) -> RunSeen:
-    """What of a folded run concerns its project."""
+def seen(state: RunState, silent_s: float | None = None) -> RunSeen:
+    """What of a folded run concerns its project; `silent_s` by `silences.py`."""
     return RunSeen(
         run_id=state.run_id,
         status=state.status,
@@ -77,6 +80,7 @@ def seen(state: RunState) -> RunSeen:
         steps=state.steps,
         cancelled_by=state.cancel_requested_by,
         pause_requested=state.pause_requested,
+        silent_s=silent_s,
     )
 
 
@@ -89,6 +93,8 @@ def error_of(run: RunSeen) -> RunError | None:
     """Why the run did not complete; `None` if it did."""
     if run.deleted:
         return RunError(error_code="CANCELLED", message="its run was deleted before its end was recorded")
+    if run.status is RunStatus.CANCELLED and run.stalled:
+        return RunError(error_code="STALLED", message=run.stalled)
     if run.status is RunStatus.CANCELLED:
         who = run.cancelled_by or "somebody"
         return RunError(error_code="CANCELLED", message=f"its run was cancelled by {who}")

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 import msgspec
@@ -37,10 +38,12 @@ from services.scheduler.projects.decide import (
     ResumeRun,
     StopRun,
     Wait,
+    Watch,
     settle,
 )
 from services.scheduler.projects.facts import RunSeen, gone, seen
 from services.scheduler.projects.sessions import run_of
+from services.scheduler.projects.silences import silence_of
 
 # Looks in a row: others may be faster a few times; a run that is made and gone takes one more.
 TRIES_MAX = 20
@@ -54,8 +57,12 @@ BY = "project"
 _log = get_logger("projects")
 
 
+# What the owner with this boot says of the silence of its runs (`LeaseValue.silences`); `None`: it says nothing.
+Told = Callable[[str], Mapping[str, float] | None]
+
+
 class Orchestrator:
-    """Advances projects for one process."""
+    """Advances projects for one process. `watched`: the runs to be looked at once they are silent for so long."""
 
     def __init__(
         self,
@@ -65,9 +72,11 @@ class Orchestrator:
         liveness: Liveness,
         clock: Clock,
         limits: Limits,
+        told: Told,
     ) -> None:
         self._projects, self._runs, self._timers = projects, runs, timers
-        self._liveness, self._clock, self._limits = liveness, clock, limits
+        self._liveness, self._clock, self._limits, self._told = liveness, clock, limits, told
+        self.watched: dict[LogKey, dict[str, float]] = {}
         self._kept: OrderedDict[LogKey, FoldedProject] = OrderedDict()
         self._records: dict[LogKey, int] = {}
         self._turns: dict[LogKey, asyncio.Lock] = {}
@@ -99,6 +108,11 @@ class Orchestrator:
                 self._log(folded.state, len(settled.events))
                 await self._checkpoint(key, folded)
             self._keep(key, folded)
+            self.watched[key] = {
+                effect.run_id: effect.silent_s for effect in settled.then.effects if isinstance(effect, Watch)
+            }
+            if not self.watched[key]:
+                del self.watched[key]
             again = [await self._do(folded.state, effect, lost) for effect in settled.then.effects]
             if not any(again):
                 return
@@ -116,7 +130,9 @@ class Orchestrator:
                 continue
             run = await self._runs.find(state.tenant, work.run_id)
             if run is not None:
-                found[work.run_id] = seen(run.state)
+                owner = run.state.owner
+                told = self._told(owner.boot) if owner is not None else None
+                found[work.run_id] = seen(run.state, silence_of(run.state, told, self._clock.now()))
             elif work.run_id in lost:
                 found[work.run_id] = gone(work.run_id)
         return found
@@ -132,6 +148,8 @@ class Orchestrator:
                 await self._command(state, run_id, _paused)
             case ResumeRun(run_id, _):
                 await self._command(state, run_id, _resumed)
+            case Watch():
+                pass
             case Wait(sequence, until):
                 await self._timers.arm(LogKey(state.tenant, state.project_id), sequence, until)
             case _:
@@ -195,6 +213,7 @@ class Orchestrator:
 
     def _forget(self, key: LogKey) -> None:
         self._kept.pop(key, None)
+        self.watched.pop(key, None)
         self._records.pop(key, None)
 
     async def _checkpoint(self, key: LogKey, folded: FoldedProject) -> None:
