@@ -30,13 +30,11 @@ from libs.contracts.project import (
 )
 from libs.contracts.projects import (
     ERROR_CHARS_MAX,
-    REMEMBERED_MAX,
     FeatureSpec,
     FeatureStatus,
-    Handoff,
     Outcome,
     ProjectStatus,
-    bounded,
+    remembered,
 )
 from libs.contracts.sessions import SessionKind
 
@@ -326,7 +324,7 @@ def _ended(state: ProjectState, event: Event) -> ProjectState:
         state,
         works={lane: other for lane, other in state.works.items() if lane != body.lane},
         waits=waits,
-        handoff=_remembered(state.handoff, body.handoff),
+        handoff=remembered(state.handoff, body.handoff),
         last_session=LastSession(
             session=body.session,
             outcome=body.outcome,
@@ -359,24 +357,6 @@ def _judged(state: ProjectState, work: Work, body: e.SessionEnded, error: str) -
     elif body.outcome is Outcome.UNFINISHED:
         feature = _replace(known, unfinished=known.unfinished + 1, last_error=error, side_ref=body.side_ref)
     return _replace(state, features={**state.features, feature.id: feature})
-
-
-def _remembered(former: Handoff, latest: Handoff | None) -> Handoff:
-    """The latest handoff, with the decisions and pitfalls of earlier ones: a session that forgets them loses nothing."""
-    if latest is None:
-        return former
-    latest = bounded(latest)
-    return _replace(
-        latest,
-        decisions=_latest(former.decisions, latest.decisions),
-        pitfalls=_latest(former.pitfalls, latest.pitfalls),
-        how_to_verify=latest.how_to_verify or former.how_to_verify,
-    )
-
-
-def _latest(former: list[str], latest: list[str]) -> list[str]:
-    kept = [item for item in former if item not in latest]
-    return [*kept, *latest][-REMEMBERED_MAX:]
 
 
 def _error(reason: str, output: str) -> str:

@@ -163,6 +163,24 @@ def bounded(handoff: Handoff) -> Handoff:
     )
 
 
+def remembered(former: Handoff, latest: Handoff | None) -> Handoff:
+    """The latest handoff, with the decisions and pitfalls of earlier ones: a session that forgets them loses nothing."""
+    if latest is None:
+        return former
+    latest = bounded(latest)
+    return msgspec.structs.replace(
+        latest,
+        decisions=_latest(former.decisions, latest.decisions),
+        pitfalls=_latest(former.pitfalls, latest.pitfalls),
+        how_to_verify=latest.how_to_verify or former.how_to_verify,
+    )
+
+
+def _latest(former: list[str], latest: list[str]) -> list[str]:
+    kept = [item for item in former if item not in latest]
+    return [*kept, *latest][-REMEMBERED_MAX:]
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why a feature is where it is. `digest` is the SHA-256 of the whole verification, which stands in the log of
     `run_id`; `checks` are one line each; `snapshot` is the state of the workspace that was judged; `commit` is git's."""
