@@ -165,7 +165,7 @@ class Activities:
                 return await self._attach(state)
             case Offer():
                 needed = state.attachment is not None
-                await self._bench.hosts.workspaces(needed=needed, patience_s=HOSTS_WAIT_S)
+                await self._bench.hosts.wait_for_workspaces(needed=needed, patience_s=HOSTS_WAIT_S)
                 await self._offer.make(state)
                 return []
             case ReadResult(call):

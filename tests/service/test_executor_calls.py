@@ -67,15 +67,17 @@ async def test_a_model_is_asked_without_workspace_tools_only_where_there_never_w
     host = Registration("toolhost", "late", 1, False, 3.0, {})
     watching = asyncio.create_task(hosts.watch())
     try:
-        assert not await hosts.workspaces(needed=False, patience_s=0.05)
-        waiting = asyncio.create_task(hosts.workspaces(needed=True, patience_s=0.05))
+        await hosts.wait_for_workspaces(needed=False, patience_s=0.05)
+        assert not hosts.ready()
+        waiting = asyncio.create_task(hosts.wait_for_workspaces(needed=True, patience_s=0.05))
         done, _ = await asyncio.wait({waiting}, timeout=0.3)
         assert not done
         async with register(bus, clock, host, on_death=lambda: None) as late:
             catalog = HostCatalog(boot=late.boot, replica="late", host="h", workspaces=True, tools=[])
             await bus.bucket("catalog").put(late.boot, msgspec.json.encode(catalog))
             async with asyncio.timeout(PATIENCE_S):
-                assert await waiting
+                await waiting
+            assert hosts.ready()
     finally:
         watching.cancel()
 

@@ -6,10 +6,12 @@ import msgspec
 
 from libs.contracts import events as e
 from libs.contracts.run import RunState
-from libs.contracts.tools import Semantics
-from services.executor.decision.activity import CallModel, Save
+from libs.contracts.tools import Semantics, ToolSpec
+from services.executor.decision.activity import CallModel, CallTool, Save
 from services.executor.decision.decide import Do, foresee, settle
-from tests.unit.test_executor_decide import NOW, asked, call, env, kinds, owned, result, turn
+from tests.unit.test_executor_decide import NOW, READ, asked, call, env, kinds, owned, result, turn
+
+WRITE = ToolSpec(name="write_file", description="", parameters={}, semantics=Semantics.IDEMPOTENT)
 
 
 def worked(*more: e.LogEvent) -> RunState:
@@ -44,11 +46,15 @@ def test_snapshots_between_steps_come_seldom() -> None:
     assert settle(again, env(attached=True, now=later)).then == Do((CallModel(2), Save(again.sequence)))
 
 
-def test_no_call_goes_on_while_the_workspace_is_kept() -> None:
-    state = foresee(worked(), [turn(2, calls=[call("read_file", 1, path="a")])], NOW)
-    settled = settle(state, env(attached=True)._replace(saving=True))
-    assert kinds(settled.events) == ["tool.requested"]
-    assert settled.then == Do((Save(settled.state.sequence),))
+def test_while_the_workspace_is_kept_only_reads_go_on() -> None:
+    asks = [call("read_file", 1, path="a"), call("write_file", 2, path="b", content="c")]
+    state = foresee(worked(), [turn(2, calls=asks)], NOW)
+    still = env(attached=True)._replace(specs={READ.name: READ, WRITE.name: WRITE})
+    settled = settle(state, still._replace(saving=True))
+    assert kinds(settled.events) == ["tool.requested"] * 2
+    reads, writes = settled.state.calls
+    assert settled.then == Do((Save(settled.state.sequence), CallTool(reads)))
+    assert settle(settled.state, still).then == Do((CallTool(reads), CallTool(writes)))
 
 
 def test_what_was_done_is_kept_before_a_run_is_verified_asks_or_pauses() -> None:

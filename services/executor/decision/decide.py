@@ -18,7 +18,7 @@ from libs.contracts.envelope import Event
 from libs.contracts.evolve import evolve
 from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
-from libs.contracts.tools import ToolSpec
+from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.transcript import AssistantItem
 from libs.contracts.values import CONTEXT_EXHAUSTED, ModelToolCall, Offered, RunError
 from libs.policy.rules import Policy
@@ -177,9 +177,11 @@ def _calls(state: RunState, env: Env, open_calls: list[ModelToolCall]) -> Step:
     unsure = next((call for call in state.calls if call.uncertain is not None), None)
     if unsure is not None and state.reconciled is not None and state.reconciled.call_id == unsure.call_id:
         return _reconciled(state, env, unsure)
-    if env.saving:
-        return Do((Save(state.sequence),))  # What is being kept stands still.
     running = calls.may_run(state)
+    if env.saving:
+        # What is being kept stands still; who only reads does not move it.
+        reads = [CallTool(call) for call in running if call.semantics is Semantics.READ_ONLY and env.attached]
+        return Do((Save(state.sequence), *reads))
     if any(call.needs_workspace for call in running) and not env.attached:
         return Do((Attach(),))
     unborn = [

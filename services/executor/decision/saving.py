@@ -1,7 +1,8 @@
 """When a snapshot of the workspace is due.
 
 Invariant: pure; a snapshot is a hint, so nothing waits for one that failed, and none is due while nothing was done since
-the last one was made or tried. While one is made no call of the run goes on, so it holds exactly what the log says.
+the last one was made or tried. While one is made no call of the run goes on but those that only read, so it holds
+exactly what the log says.
 """
 
 from datetime import datetime, timedelta

@@ -100,7 +100,7 @@ class Calls:
             if reply is None:
                 return HostGone("it died before it answered")
             result = self._results.decode(reply)
-            return HostGone(result.refused) if result.refused in _ASK_AGAIN else result
+            return HostGone(result.output or result.refused) if result.refused in _ASK_AGAIN else result
         return HostSilent(boot)
 
     async def effect(self, call: ToolCall, boot: str | None, *, fresh: bool) -> CallOutcome:

@@ -74,16 +74,15 @@ class Hosts:
         ]
         return self._rendezvous(able, spread)
 
-    async def workspaces(self, *, needed: bool, patience_s: float) -> bool:
+    async def wait_for_workspaces(self, *, needed: bool, patience_s: float) -> None:
         """Wait for a host that can hold workspaces: for `patience_s`, or until there is one if it is `needed`.
 
         A model that is asked while all hosts are away answers as if its tools did not exist.
         """
         while not await self.until(self.ready, patience_s):
             if not needed:
-                return False
+                return
             self._log.warning("hosts.none", hint="a run with a workspace waits for a tool host")
-        return True
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for the hosts to fulfil `condition`; whether they did within `timeout_s`."""

@@ -26,7 +26,7 @@ from libs.contracts.tools import (
 )
 from libs.contracts.values import ProjectInstructions
 from libs.contracts.workspaces import Saved
-from services.executor.tools.calls import Calls, HostSilent
+from services.executor.tools.calls import Calls, HostGone, HostSilent
 from services.executor.tools.hosts import Hosts
 
 # Making a baseline of a large project takes its time; a host that needs longer is asked again.
@@ -96,11 +96,14 @@ class Workspaces:
                         return AttachRefused(refused)
                     case HostSilent(host):
                         return AttachUnanswered(host)
+                    case HostGone(reason):
+                        said = f"{named.host}: {reason}"
                     case _:
-                        pass
-                if named.host != told:
-                    told = named.host
-                    self._logger.warning("workspace.attach_refused", workspace=identifier, host=named.host)
+                        said = f"{named.host}: {result}"
+                if said != told:
+                    # Also how far it is, where it takes long.
+                    told = said
+                    self._logger.warning("workspace.not_attached_yet", workspace=identifier, said=said)
             await self._hosts.pause(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_MAX_S)
 
