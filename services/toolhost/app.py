@@ -19,8 +19,8 @@ from libs.chassis.redacted import Redacted
 from libs.chassis.run import Chassis
 from libs.contracts.errors import ConfigurationError, LeaseLost
 from libs.contracts.streams import host_consumer
-from libs.contracts.tools import HostCatalog, ToolSpec
-from services.toolhost.attach import Attached, Inheritance, Workspaces
+from libs.contracts.tools import HostCatalog, ToolResult, ToolSpec
+from services.toolhost.attach import ANSWER_S, Attached, Inheritance, Workspaces
 from services.toolhost.cgroups import Cgroups
 from services.toolhost.evidence import Evidence
 from services.toolhost.guard import WorkspaceGuard
@@ -40,6 +40,7 @@ from services.toolhost.snapshots import Snapshots
 from services.toolhost.tools import search_knowledge
 from services.toolhost.tools.catalog import TOOLS
 from services.toolhost.tools.ripgrep import installed
+from services.toolhost.underway import Underway
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace, root_id, undo_folder
 
@@ -54,17 +55,28 @@ async def serve(chassis: Chassis[ToolhostSettings]) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS_MAX, "tools"))
     cgroups = await asyncio.to_thread(_cgroups, settings)
     processes = Processes(clock=clock, inherited=settings.command_environment, cgroups=cgroups)
-    async with aclosing(processes):
-        await _serve(chassis, processes, cgroups)
+    async with aclosing(processes), Underway[ToolResult].open(ANSWER_S) as underway:
+        await _serve(chassis, processes, cgroups, underway)
 
 
-async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgroups: Cgroups | None) -> None:
+async def _serve(
+    chassis: Chassis[ToolhostSettings],
+    processes: Processes,
+    cgroups: Cgroups | None,
+    underway: Underway[ToolResult],
+) -> None:
     settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
     sandbox = await _sandbox(settings, processes)
     registry = Registry(
         {name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, settings.policy
     )
-    workspaces = _workspaces(chassis, processes, sandbox, cgroups)
+    snapshots = Snapshots(bus.store("workspaces"))
+    inheritance = Inheritance(
+        Leftovers(processes, sandbox, cgroups),
+        snapshots,
+        Again(bus.log, Journal(bus.bucket("journal")), processes, sandbox),
+    )
+    workspaces = _workspaces(chassis, inheritance, underway)
     nowhere, knowledge, redaction = _nowhere(settings), Knowledge(settings.knowledge), settings.redaction
     parts = HostParts(
         log=bus.log,
@@ -100,7 +112,10 @@ async def _serve(chassis: Chassis[ToolhostSettings], processes: Processes, cgrou
             catalog = _catalog(settings, sandbox, liveness.boot, root)
             effects = host_consumer(bus.subjects, liveness.boot)
             changing = Changing(partial(_offered, registry, knowledge), guests.changed)
-            async with bus.wire.respond(bus.subjects.call_look(liveness.boot), _looks(chassis).answer):
+            looks = Looks(
+                settings.root, snapshots, secure=settings.secure, program_path=settings.program_path
+            )
+            async with bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer):
                 setting = HostSetting(catalog, effects, changing)
                 await host.serve(liveness, setting, stop=chassis.stop, died=died)
             if died.is_set():
@@ -122,16 +137,6 @@ def _cgroups(settings: ToolhostSettings) -> Cgroups | None:
 def _offered(registry: Registry, knowledge: Knowledge) -> list[ToolSpec]:
     """The tools of this moment: MCP servers come and go, and there is knowledge once somebody has indexed a folder."""
     return [spec for spec in registry.specs if knowledge.offered or spec != search_knowledge.SPEC]
-
-
-def _looks(chassis: Chassis[ToolhostSettings]) -> Looks:
-    settings = chassis.settings
-    return Looks(
-        settings.root,
-        Snapshots(chassis.bus.store("workspaces")),
-        secure=settings.secure,
-        program_path=settings.program_path,
-    )
 
 
 def _catalog(settings: ToolhostSettings, sandbox: Sandbox, boot: str, root: str) -> HostCatalog:
@@ -173,17 +178,14 @@ def _usable(settings: ToolhostSettings) -> set[str]:
 
 
 def _workspaces(
-    chassis: Chassis[ToolhostSettings], processes: Processes, sandbox: Sandbox, cgroups: Cgroups | None
+    chassis: Chassis[ToolhostSettings], inheritance: Inheritance, underway: Underway[ToolResult]
 ) -> Workspaces:
-    settings, bus = chassis.settings, chassis.bus
+    settings = chassis.settings
     return Workspaces(
-        bus.log,
+        chassis.bus.log,
         chassis.clock,
-        Inheritance(
-            Leftovers(processes, sandbox, cgroups),
-            Snapshots(bus.store("workspaces")),
-            Again(bus.log, Journal(bus.bucket("journal")), processes, sandbox),
-        ),
+        inheritance,
+        underway,
         root=settings.root,
         secure=settings.secure,
         program_path=settings.program_path,

@@ -35,6 +35,7 @@ from services.toolhost.repository import HiddenRepository
 from services.toolhost.room import Quota
 from services.toolhost.snapshots import Snapshots
 from services.toolhost.tools.files import sha256_of
+from services.toolhost.underway import Underway
 from services.toolhost.undo import UndoLog
 from services.toolhost.workspace import WorkspacePlace, place_of, undo_folder
 
@@ -43,6 +44,8 @@ _LOCK_PATIENCE_S = 3.0
 _LOCK_LOOK_S = 0.02
 
 
+# Who waits for a workspace hears after so long that it is still being prepared, and asks again.
+ANSWER_S = 5.0
 # Workspaces held at once; each takes two descriptors, and the usual limit of a process is 1,024. Only those that no
 # call has used for longer than any call may take are let go of.
 HELD_MAX = 256
@@ -106,6 +109,7 @@ class Workspaces:
         log: Log,
         clock: Clock,
         inheritance: Inheritance,
+        underway: Underway[ToolResult],
         *,
         root: Path,
         secure: bool,
@@ -117,6 +121,9 @@ class Workspaces:
         self._snapshots, self._replay = inheritance.snapshots, inheritance.replay
         self._root, self._secure, self._program_path = root, secure, program_path
         self._quota = quota
+        self._underway = underway
+        # By workspace, while it is being prepared.
+        self._how_far: dict[str, str] = {}
         self._attached: dict[str, Attached] = {}
         self._used_at: dict[str, float] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -137,13 +144,22 @@ class Workspaces:
         return attached
 
     async def attach(self, call: ToolCall) -> ToolResult:
-        """The internal call `workspace_attach`. Idempotent by the workspace and the run."""
+        """The internal call `workspace_attach`. Idempotent by the workspace and the run. What takes longer than an asker
+        should wait goes on, and whoever asks again hears how far it is."""
         try:
             arguments = msgspec.convert(call.arguments, _AttachArguments)
         except msgspec.ValidationError as error:
             return refused(call, Refusal.MALFORMED, str(error))
         if not _names_its_workspace(call):
             return refused(call, Refusal.MALFORMED, "workspace and workspace_id do not belong together")
+        key = f"{call.workspace_id} {call.run_id} {call.epoch}"
+        outcome = await self._underway.join(key, lambda: self._attach(call, arguments))
+        if outcome is None:
+            how_far = self._how_far.get(call.workspace_id, "it is recorded as it is")
+            return refused(call, Refusal.WORKSPACE_BUSY, f"the workspace is being prepared: {how_far}")
+        return outcome
+
+    async def _attach(self, call: ToolCall, arguments: _AttachArguments) -> ToolResult:
         async with self._locks[call.workspace_id]:
             try:
                 attached = await self._hold(call)
@@ -153,6 +169,8 @@ class Workspaces:
             except (ToolFailure, OSError) as error:
                 self._logger.error("workspace.fault", workspace=call.workspace, error=str(error))
                 return refused(call, Refusal.WORKSPACE_FAULT, str(error))
+            finally:
+                self._how_far.pop(call.workspace_id, None)
 
     async def keep(self, call: ToolCall) -> ToolResult:
         """The internal call `workspace_snapshot`. Repeating it stores nothing new while the workspace stands still."""
@@ -229,11 +247,14 @@ class Workspaces:
         ended = await self._leftovers.end(record)
         await in_thread(partial(clear_checks, place))
         await in_thread(partial(record.write, this_process(self._liveness.boot)))
+        undo = UndoLog(undo_folder(place))
         repository = HiddenRepository(
-            git_dir=place.git_dir, worktree=place.directory, program_path=self._program_path
+            git_dir=place.git_dir,
+            worktree=place.directory,
+            program_path=self._program_path,
+            still=undo.alone,
         )
         await repository.ensure()
-        undo = UndoLog(undo_folder(place))
         guard = WorkspaceGuard(place.directory, quota=self._quota)
         with ExitStack() as unless_taken:
             unless_taken.callback(guard.close)
@@ -241,7 +262,13 @@ class Workspaces:
             moved = named.held not in ("", self._root_id)
             if moved and named.saved is not None:
                 saved = named.saved
-                await self._snapshots.bring_back(repository, call.workspace_id, saved.chain, saved.snapshot)
+                await self._snapshots.bring_back(
+                    repository,
+                    call.workspace_id,
+                    saved.chain,
+                    saved.snapshot,
+                    told=lambda how_far: self._how_far.update({call.workspace_id: how_far}),
+                )
                 self._logger.warning("workspace.brought_back", workspace=place.key, held=named.held)
             unless_taken.pop_all()
         attached = Attached(
@@ -274,6 +301,7 @@ class Workspaces:
         attached.baselines[call.run_id] = baseline
         if attached.moved and call.run_id not in attached.lost:
             # Before any call of the run: what it had done since is done again, each run's part by its own log.
+            self._how_far[call.workspace_id] = "what was done behind the snapshot is done again"
             attached.lost[call.run_id] = await self._replay.run(call, attached, attached.brought_back)
         changed = await asyncio.to_thread(_changed, attached.guard, wanted.files)
         found = await asyncio.to_thread(instructions, attached.guard)

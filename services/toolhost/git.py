@@ -7,7 +7,7 @@ caller or says more than is asked of it.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from services.toolhost.errors import RepositoryFault
@@ -44,8 +44,10 @@ class Git:
         bytes_max: int = ANSWER_BYTES_MAX,
         cut: bool = False,
         accepted: Sequence[int] = (0,),
+        into: Path | None = None,
     ) -> bytes:
-        """What git answers. More than `bytes_max` is an error, or just cut off. Raises `RepositoryFault`."""
+        """What git answers; with `into`, that goes into a file. More than `bytes_max` is an error, or just cut off.
+        Raises `RepositoryFault`."""
         settings = [item for setting in _CONFIGURATION for item in ("-c", setting)]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -62,8 +64,8 @@ class Git:
         try:
             async with asyncio.timeout(_GIT_PATIENCE_S), asyncio.TaskGroup() as group:
                 group.create_task(_feed(process, data))
-                answering = group.create_task(_read(process, process.stdout, bytes_max))
-                complaining = group.create_task(_read(process, process.stderr, ANSWER_BYTES_MAX))
+                answering = group.create_task(_read(process, process.stdout, bytes_max, into))
+                complaining = group.create_task(_read(process, process.stderr, ANSWER_BYTES_MAX, None))
             code = await process.wait()
         except TimeoutError:
             raise RepositoryFault(
@@ -74,13 +76,13 @@ class Git:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        answer = answering.result()
-        if len(answer) > bytes_max:
+        answer, size = answering.result()
+        if size > bytes_max:
             if cut:
                 return answer
             raise RepositoryFault(f"git {arguments[0]} answered with more than {bytes_max} bytes")
         if code not in accepted:
-            said = complaining.result().decode("utf-8", "replace").strip()[-1000:]
+            said = complaining.result()[0].decode("utf-8", "replace").strip()[-1000:]
             raise RepositoryFault(f"git {arguments[0]} failed: {said or f'exit code {code}'}")
         return answer
 
@@ -117,16 +119,27 @@ async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
 
 
 async def _read(
-    process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None, bytes_max: int
-) -> bytes:
-    """All of it; a process that says more than `bytes_max` is killed, and what comes back is longer than that."""
+    process: asyncio.subprocess.Process,
+    stream: asyncio.StreamReader | None,
+    bytes_max: int,
+    into: Path | None,
+) -> tuple[bytes, int]:
+    """All of it, or what went into the file, and how much. A process that says more than `bytes_max` is killed, and what
+    comes back is longer than that."""
     assert stream is not None
-    data = bytearray()
-    while block := await stream.read(1 << 18):
-        if len(data) <= bytes_max:
-            data += block
-            if len(data) > bytes_max:
+    data, size = bytearray(), 0
+    with ExitStack() as opened:
+        file = opened.enter_context(await asyncio.to_thread(into.open, "wb")) if into is not None else None
+        while block := await stream.read(1 << 18):
+            if size > bytes_max:
+                continue
+            size += len(block)
+            if file is not None:
+                await asyncio.to_thread(file.write, block)
+            else:
+                data += block
+            if size > bytes_max:
                 # It may have ended already: what it said lay in the pipe.
                 with suppress(ProcessLookupError):
                     process.kill()
-    return bytes(data)
+    return bytes(data), size

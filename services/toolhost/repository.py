@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -52,13 +53,23 @@ class ChangedPath(msgspec.Struct, frozen=True, kw_only=True):
 
 class HiddenRepository:
     """See the module. `git_dir` lies outside of `worktree`; `program_path` is the PATH that git is found on; an `index`
-    of its own leaves that of the repository's holder alone."""
+    of its own leaves that of the repository's holder alone; who changes several files at once holds `still`, so that
+    no snapshot has half of it."""
 
     def __init__(
-        self, *, git_dir: Path, worktree: Path, program_path: str = os.defpath, index: Path | None = None
+        self,
+        *,
+        git_dir: Path,
+        worktree: Path,
+        program_path: str = os.defpath,
+        index: Path | None = None,
+        still: "threading.Lock | None" = None,
     ) -> None:
         self.git_dir = git_dir
         self.worktree = worktree
+        # Whoever keeps the workspace moves one reference: one after the other.
+        self.keeping = asyncio.Lock()
+        self._still = still or threading.Lock()
         self._commands = Git(git_dir=git_dir, worktree=worktree, program_path=program_path, index=index)
         self._git = self._commands.run
         self._lock = asyncio.Lock()
@@ -115,18 +126,17 @@ class HiddenRepository:
         await self._git("update-index", "-z", "--index-info", data=entries, extra=private)
         return (await self._git("write-tree", extra=private)).decode().strip()
 
-    async def bundle(self, reference: str, *, since: str | None, bytes_max: int) -> bytes:
-        """What `reference` holds and `since` does not, as one file's bytes."""
+    async def bundle(self, reference: str, into: Path, *, since: str | None, bytes_max: int) -> None:
+        """What `reference` holds and `since` does not, as one file."""
         without = [] if since is None else [f"^{_checked(since)}"]
-        return await self._git("bundle", "create", "--quiet", "-", reference, *without, bytes_max=bytes_max)
+        await self._git(
+            "bundle", "create", "--quiet", "-", reference, *without, bytes_max=bytes_max, into=into
+        )
 
-    async def unbundle(self, data: bytes, reference: str) -> None:
+    async def unbundle(self, file: Path, reference: str) -> None:
         """Takes in what `bundle` gave."""
-        with tempfile.TemporaryDirectory(dir=self.git_dir) as private:
-            file = Path(private) / "bundle"
-            await asyncio.to_thread(file.write_bytes, data)
-            options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules")
-            await self._git("fetch", *options, str(file), f"+{reference}:{reference}")
+        options = ("--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules")
+        await self._git("fetch", *options, str(file), f"+{reference}:{reference}")
 
     async def make_worktree(self, commit: str) -> None:
         """Makes the worktree what the commit holds. What it was before is recorded under `refs/perdure/before`."""
@@ -235,6 +245,19 @@ class HiddenRepository:
 
     async def _tree_of_worktree(self) -> str:
         """Brings the index up to the worktree and writes its tree. Needs the lock."""
+        acquiring = asyncio.get_running_loop().run_in_executor(None, self._still.acquire)
+        try:
+            await asyncio.shield(acquiring)
+        except asyncio.CancelledError:
+            # The thread goes on waiting, and gets it.
+            acquiring.add_done_callback(lambda _: self._still.release())
+            raise
+        try:
+            return await self._recorded_worktree()
+        finally:
+            self._still.release()
+
+    async def _recorded_worktree(self) -> str:
         for attempt in range(_SNAPSHOT_ATTEMPTS):
             present = await asyncio.to_thread(self._present)
             try:

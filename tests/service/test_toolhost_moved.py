@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import msgspec
 
+from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Draft, LogKey
+from libs.chassis.clock import SystemClock
 from libs.contracts.clock import rfc3339
 from libs.contracts.envelope import Event
 from libs.contracts.events import WorkspaceAttached
 from libs.contracts.ids import workspace_id
-from libs.contracts.tools import WORKSPACE_SNAPSHOT
+from libs.contracts.tools import WORKSPACE_ATTACH, WORKSPACE_SNAPSHOT, Refusal, ToolCall, ToolResult
 from libs.contracts.workspaces import Saved
+from services.toolhost.attach import Attached, Inheritance, Workspaces
+from services.toolhost.leftovers import Leftovers
+from services.toolhost.room import Quota
+from services.toolhost.sandbox.none import NoSandbox
+from services.toolhost.snapshots import Snapshots
+from services.toolhost.underway import Underway
+from tests.fakes.waiting import eventually
 from tests.service.hosting_owner import TENANT, Owner, declare_dead, host_of, owned_run, toolhost
+from tests.unit.toolhost_workspace import processes
 
 
 async def name(owner: Owner, host: str, root: str, held: str, saved: Saved | None) -> None:
@@ -90,3 +102,54 @@ async def test_a_snapshot_that_is_not_there_any_more_is_a_fault_that_says_so(
         result = await owner.ask_attach(host)
         assert result.refused is not None
         assert "is not there" in result.output
+
+
+class SlowReplay:
+    """Does again what was done, once it is let."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.go = asyncio.Event()
+
+    async def run(self, call: ToolCall, attached: Attached, saved: Saved | None) -> list[str]:
+        del call, attached, saved
+        self.runs += 1
+        await self.go.wait()
+        return ["something"]
+
+
+async def test_what_takes_long_goes_on_while_its_owner_asks_how_far_it_is(bus: Bus, tmp_path: Path) -> None:
+    replay, clock = SlowReplay(), SystemClock()
+    inheritance = Inheritance(
+        Leftovers(processes(), NoSandbox(), None), Snapshots(bus.store("workspaces")), replay
+    )
+    registration = Registration("toolhost", "toolhost-1", 1, False, 5.0, {})
+    async with (
+        register(bus, clock, registration, on_death=lambda: None) as liveness,
+        Underway[ToolResult].open(0.05) as underway,
+    ):
+        workspaces = Workspaces(
+            bus.log,
+            clock,
+            inheritance,
+            underway,
+            root=tmp_path,
+            secure=False,
+            program_path=os.environ["PATH"],
+            quota=Quota(),
+        )
+        workspaces.begin(liveness, "here")
+        owner = await owned_run(bus)
+        await name(owner, liveness.boot, "here", "elsewhere", None)
+        call = owner.call(WORKSPACE_ATTACH, {}, WORKSPACE_ATTACH)
+
+        async def asked() -> ToolResult:
+            return await workspaces.attach(call)
+
+        busy = await eventually(asked, "it is at the replay", fits=lambda result: "again" in result.output)
+        assert busy.refused == Refusal.WORKSPACE_BUSY
+        replay.go.set()
+        ready = await eventually(asked, "it is attached", fits=lambda result: result.refused is None)
+        assert ready.metadata["lost"] == ["something"]
+        assert replay.runs == 1
+        workspaces.close()

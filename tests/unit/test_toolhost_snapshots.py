@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -10,8 +11,13 @@ import pytest
 from libs.bus.ports import Blobs
 from libs.contracts.workspaces import objects_of
 from services.toolhost.errors import RepositoryFault
+from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.repository import HiddenRepository
-from services.toolhost.snapshots import CHAIN_MAX, Snapshots
+from services.toolhost.snapshots import CHAIN_MAX, Kept, Snapshots
+from services.toolhost.tools import Outcome
+from services.toolhost.tools.files import Plan, apply, change_of, sha256_of
+from services.toolhost.undo import UndoLog
+from tests.fakes.waiting import until
 from tests.unit.toolhost_workspace import git
 
 WORKSPACE = "ws_0_test"
@@ -29,6 +35,15 @@ class Store(Blobs):
     async def get(self, name: str) -> bytes | None:
         return self.objects.get(name)
 
+    async def put_file(self, name: str, path: Path) -> None:
+        await self.put(name, path.read_bytes())
+
+    async def get_file(self, name: str, path: Path) -> bool:
+        data = await self.get(name)
+        if data is not None:
+            path.write_bytes(data)
+        return data is not None
+
     async def names(self, prefix: str = "") -> list[str]:
         return [name for name in self.objects if name.startswith(prefix)]
 
@@ -41,9 +56,13 @@ def store() -> Store:
     return Store()
 
 
-async def _machine(folder: Path) -> HiddenRepository:
+async def _machine(folder: Path, undo: UndoLog | None = None) -> HiddenRepository:
     (folder / "work").mkdir(parents=True)
-    made = HiddenRepository(git_dir=folder / ".perdure-git" / "work.git", worktree=folder / "work")
+    made = HiddenRepository(
+        git_dir=folder / ".perdure-git" / "work.git",
+        worktree=folder / "work",
+        still=undo.alone if undo is not None else None,
+    )
     await made.ensure()
     return made
 
@@ -225,3 +244,70 @@ async def test_baselines_of_runs_come_back_with_the_history(store: Store, tmp_pa
     await Snapshots(store).bring_back(there, WORKSPACE, kept.chain)
     assert await there.has(baseline)
     assert "+second" in await there.diff(baseline)
+
+
+async def test_a_snapshot_has_all_of_another_runs_patch_or_nothing(tmp_path: Path) -> None:
+    undo = UndoLog(tmp_path / "undo")
+    here = await _machine(tmp_path / "a", undo)
+    names = ["first.txt", "last.txt"]
+    for name in names:
+        (here.worktree / name).write_text("0\n")
+    taken: set[str] = set()
+    with WorkspaceGuard(here.worktree) as guard:
+        for turn in range(1, 13):
+            before = [sha256_of(guard, name) for name in names]
+            after = f"{turn}\n".encode()
+            changes = tuple(
+                change_of(name, before=old, after=after) for name, old in zip(names, before, strict=True)
+            )
+            plan = Plan(changes=changes, outcome=Outcome(ok=True, output=""))
+            snapshot, _ = await asyncio.gather(
+                here.snapshot("beside a patch"), asyncio.to_thread(apply, guard, plan, undo)
+            )
+            taken.add(snapshot.commit)
+    for commit in taken:
+        first, last = [await here.file_at(commit, name) for name in names]
+        assert first == last
+
+
+async def test_whoever_stops_waiting_for_a_patch_does_not_hold_up_the_next(tmp_path: Path) -> None:
+    undo = UndoLog(tmp_path / "undo")
+    here = await _machine(tmp_path / "a", undo)
+    with undo.alone:
+        waiting = asyncio.create_task(here.snapshot("waits"))
+        await until(here._lock.locked, "it waits")  # pyright: ignore[reportPrivateUsage] - nothing else says so.
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    assert (await here.snapshot("goes on")).commit
+    assert not undo.alone.locked()
+
+
+async def test_runs_that_keep_one_workspace_at_the_same_time_each_get_their_chain(
+    store: Store, tmp_path: Path
+) -> None:
+    here = await _machine(tmp_path / "a")
+    (here.worktree / "a.txt").write_text("a\n")
+    snapshots = Snapshots(store)
+    first = await snapshots.keep(here, WORKSPACE, [])
+
+    async def kept(name: str) -> Kept:
+        (here.worktree / name).write_text("b\n")
+        return await snapshots.keep(here, WORKSPACE, first.chain)
+
+    for number, made in enumerate(await asyncio.gather(*(kept(f"{number}.txt") for number in range(4)))):
+        there = await _machine(tmp_path / f"b{number}")
+        assert await Snapshots(store).bring_back(there, WORKSPACE, made.chain) == made.commit
+
+
+async def test_how_far_it_is_is_told(store: Store, tmp_path: Path) -> None:
+    here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
+    chain: list[str] = []
+    for turn in range(3):
+        (here.worktree / "a.txt").write_text(f"{turn}\n")
+        chain = (await Snapshots(store).keep(here, WORKSPACE, chain)).chain
+    told: list[str] = []
+    await Snapshots(store).bring_back(there, WORKSPACE, chain, told=told.append)
+    assert [line.split(" is ")[0] for line in told if "snapshot " in line] == [
+        f"snapshot {number} of 3" for number in (1, 2, 3)
+    ]
