@@ -5,7 +5,7 @@ activity but a model call knows that by itself, within seconds, from the journal
 a tool that takes hours is no silence. Before the first sign the beginning counts.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 from libs.contracts.clock import Clock
@@ -29,7 +29,7 @@ class Pulse:
         self._at += seconds
 
     @contextmanager
-    def vouched(self) -> Iterator[None]:
+    def vouched(self) -> Generator[None]:
         """While the context lasts something goes on that finds out by itself whether it still lives."""
         self._vouching += 1
         try:
