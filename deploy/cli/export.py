@@ -17,7 +17,7 @@ from libs.client import PerdureClient
 # One page of events; more are asked for page by page.
 _PAGE = 500
 # The events that end a model call.
-_ENDS = frozenset({"model.completed", "model.failed"})
+_ENDS = frozenset({"model.completed", "model.failed", "context.compacted"})
 
 
 async def export(client: PerdureClient, screen: Screen, args: argparse.Namespace) -> Exit:

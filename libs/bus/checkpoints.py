@@ -6,14 +6,16 @@ that it names and the fold's version is this one's; it is written from acknowled
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from libs.bus.history import blob_name
 from libs.bus.ports import Blobs, Bucket, Log, LogKey
-from libs.contracts.envelope import Event, Record
+from libs.contracts.envelope import Event, Record, RecordHeader
 from libs.contracts.errors import BusUnavailable
 from libs.contracts.evolve import evolve
 from libs.contracts.evolve_project import evolve_project
@@ -23,8 +25,8 @@ from libs.contracts.subjects import checkpoint_key
 
 # A larger one becomes a blob: the bucket's stream takes no message over the server's 1 MiB.
 CHECKPOINT_BYTES_MAX = 512 * 1024
-# A public sequence is paired with its stream sequence at least this often.
-INDEX_RECORDS = 64
+# A public sequence is paired with its stream sequence once in about so many: less than a page of the log.
+INDEX_EVENTS = 128
 
 _log = logging.getLogger("perdure.bus")
 
@@ -49,29 +51,50 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
+# Pairs of the public sequence that a record begins with and its stream sequence, in order: so that reading from the
+# middle of a long log begins near it.
+Index: TypeAlias = tuple[tuple[int, int], ...]
+
+
 class FoldedLog(NamedTuple, Generic[S]):
-    """A log as read: its state, and the stream sequence and message id of the last record in it."""
+    """A log as read: its state, the stream sequence and message id of the last record in it, and its sparse index."""
 
     state: S
     last: int
     message_id: str
+    places: Index = ()
+
+    def then(self, state: S, header: RecordHeader) -> "FoldedLog[S]":
+        """The log with one record more, whose fold is `state`."""
+        places = indexed(self.places, header)
+        return FoldedLog(state, header.stream_sequence, header.message_id, places)
+
+
+def indexed(index: Index, header: RecordHeader) -> Index:
+    """The index once this record lies behind it. It follows from the log alone, wherever folding began."""
+    newest = index[-1][0] if index else 1
+    return (
+        (*index, (header.first, header.stream_sequence)) if header.first - newest >= INDEX_EVENTS else index
+    )
+
+
+def place_before(index: Sequence[tuple[int, int]], sequence: int) -> int:
+    """A stream sequence to read behind, so that the event with this public sequence is near."""
+    place = bisect_right(index, sequence, key=itemgetter(0))
+    return index[place - 1][1] - 1 if place else 0
 
 
 Folded: TypeAlias = FoldedLog[RunState]
 
 
 class Checkpointed(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
-    """What a checkpoint key holds. It counts only if the log holds `message_id` at `last` and the fold is the same.
-
-    `index` pairs public sequences with the stream sequences of their records, one every 64 records, so that reading
-    from the middle of a long run begins near it.
-    """
+    """What a checkpoint key holds. It counts only if the log holds `message_id` at `last` and the fold is the same."""
 
     fold_version: int
     last: int
     message_id: str
     state: S
-    index: list[tuple[int, int]] = []
+    index: Index = ()
 
 
 class Fold(NamedTuple, Generic[S]):
@@ -124,7 +147,7 @@ class FoldCheckpoints(Generic[S]):
         _log.warning("bus.checkpoint_ignored", extra={"fields": {"log": key.log_id, "last": checkpoint.last}})
         return Resumed(None, await self._log.read(key))
 
-    async def save(self, folded: FoldedLog[S], index: Sequence[tuple[int, int]] = ()) -> None:
+    async def save(self, folded: FoldedLog[S]) -> None:
         """Keep a fold of acknowledged records."""
         state = folded.state
         value = _encoder.encode(
@@ -133,7 +156,7 @@ class FoldCheckpoints(Generic[S]):
                 last=folded.last,
                 message_id=folded.message_id,
                 state=state,
-                index=list(index),
+                index=folded.places,
             )
         )
         if len(value) > CHECKPOINT_BYTES_MAX:

@@ -7,7 +7,7 @@ that the log does not hold is never returned.
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from libs.bus.checkpoints import FoldCheckpoints, FoldedLog, S
+from libs.bus.checkpoints import FoldCheckpoints, FoldedLog, S, indexed
 from libs.bus.ports import Draft, Log, LogKey
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.envelope import Event, Record, decode_events
@@ -47,7 +47,7 @@ class Folds(Generic[S, E]):
             return None  # A copy that is not complete is no run yet.
         if start is None:
             return None if _is_purged(behind) else self._fold_all(None, behind)
-        folded = FoldedLog(start.state, start.last, start.message_id)
+        folded = FoldedLog(start.state, start.last, start.message_id, start.index)
         return self._fold_all(folded, behind) or folded
 
     async def refresh(self, folded: FoldedLog[S]) -> FoldedLog[S]:
@@ -77,7 +77,7 @@ class Folds(Generic[S, E]):
             state = self._fold.evolve(state, event)
         key = LogKey(state.tenant, state.log_id)
         record = await self._log.append(Draft(key, folded.last, events, state.epoch, state.status))
-        return FoldedLog(state, record.header.stream_sequence, record.header.message_id)
+        return folded.then(state, record.header)
 
     async def command(self, tenant: str, log_id: str, decide: Callable[[S], Sequence[E]]) -> FoldedLog[S]:
         """Fold, decide, append; again while others are faster. `decide` raises to refuse; nothing to append is a
@@ -95,9 +95,9 @@ class Folds(Generic[S, E]):
             f"{self._fold.noun} {log_id} changes too fast for this command; try again", retry_after_s=1
         )
 
-    async def checkpoint(self, folded: FoldedLog[S], index: Sequence[tuple[int, int]] = ()) -> None:
+    async def checkpoint(self, folded: FoldedLog[S]) -> None:
         """Keep the fold, so that the next reader begins here."""
-        await self._checkpoints.save(folded, index)
+        await self._checkpoints.save(folded)
 
     def _events(self, log_id: str, sequence: int, bodies: Sequence[E]) -> list[Event]:
         at = rfc3339(self._clock.now())
@@ -105,7 +105,7 @@ class Folds(Generic[S, E]):
 
     def _fold_all(self, folded: FoldedLog[S] | None, records: Sequence[Record]) -> FoldedLog[S] | None:
         state: S | None = folded.state if folded is not None else None
-        last, message_id = (folded.last, folded.message_id) if folded is not None else (0, "")
+        last, message_id, index = folded[1:] if folded is not None else (0, "", ())
         if (
             state is not None
             and records
@@ -119,7 +119,8 @@ class Folds(Generic[S, E]):
             for event in decode_events(record):
                 state = self._fold.evolve(state, event)
             last, message_id = record.header.stream_sequence, record.header.message_id
-        return FoldedLog(state, last, message_id) if state is not None else None
+            index = indexed(index, record.header)
+        return FoldedLog(state, last, message_id, index) if state is not None else None
 
 
 def _is_purged(records: Sequence[Record]) -> bool:

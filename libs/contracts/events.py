@@ -202,6 +202,7 @@ class ContextCompacted(EventBody, frozen=True, kw_only=True):
     summary: str | None = None
     usage: Usage = Usage()
     turn_tokens_max: int | None = None
+    wire: WireRecording | None = None
 
 
 # --- Tools ------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def model_failed(state: RunState, event: Event) -> RunState:
     )
 
 
-def _recorded(state: RunState, body: e.ModelCompleted | e.ModelFailed) -> int:
+def _recorded(state: RunState, body: e.ModelCompleted | e.ModelFailed | e.ContextCompacted) -> int:
     return state.recorded_bytes + (body.wire.bytes if body.wire is not None else 0)
 
 
@@ -138,6 +138,7 @@ def compacted(state: RunState, event: Event) -> RunState:
         requested_tokens=round(body.tokens_after / state.token_ratio) if state.model_pending else 0,
         model_failure=None,
         usage=state.usage.plus(body.usage),
+        recorded_bytes=_recorded(state, body),
     )
 
 

@@ -5,7 +5,7 @@ Invariant: two calls that `collide` never run at the same time, and whatever is 
 """
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from libs.contracts.errors import PatchUnreadable
@@ -54,6 +54,15 @@ def spelled(path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
+def alike(files: Mapping[str, str], paths: Collection[str]) -> dict[str, str]:
+    """Of what is known of files by their names those that the paths may mean: a host takes a name that is not there for the
+    one that differs from it only in its Unicode form, and knows the file by its own."""
+    if all(path.isascii() for path in paths):
+        return {path: files[path] for path in paths if path in files}
+    wanted = {_composed(path) for path in paths}
+    return {name: known for name, known in files.items() if _composed(name) in wanted}
+
+
 def collide(first: Reach, second: Reach) -> bool:
     """Whether the order of the two matters."""
     if first.alone or second.alone:
@@ -65,5 +74,9 @@ def collide(first: Reach, second: Reach) -> bool:
 
 def _overlap(one: str, other: str) -> bool:
     """Whether one is the other, or lies in it. Two spellings that some file systems take for one are one."""
-    one, other = (unicodedata.normalize("NFC", path).casefold() for path in (one, other))
+    one, other = (_composed(path).casefold() for path in (one, other))
     return one == other or not one or not other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
+def _composed(path: str) -> str:
+    return path if path.isascii() else unicodedata.normalize("NFC", path)

@@ -8,6 +8,7 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
+from libs.bus.checkpoints import Index
 from libs.bus.ports import Bus
 from libs.bus.runs import Runs
 from libs.bus.spending import Spending
@@ -20,7 +21,7 @@ from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult
 from libs.contracts.values import RunError
-from libs.policy.reach import paths_of_call
+from libs.policy.reach import alike, paths_of_call
 from libs.policy.redaction import Redaction
 from libs.policy.rules import Policy
 from services.executor.decision.activity import (
@@ -101,6 +102,15 @@ class Lost(NamedTuple):
 Observed = list[e.LogEvent] | Lost
 
 
+class Footing(NamedTuple):
+    """What an activity stands on. `tell` hears what is worth knowing before it is over; `places` is the log's index; `fresh`: its
+    intent was appended by this owner under this claim."""
+
+    tell: Tell
+    places: Index
+    fresh: bool
+
+
 class Activities:
     """The activities of one run under one claim."""
 
@@ -139,27 +149,26 @@ class Activities:
             parked_until=self._bench.spending.over_until(state.tenant),
         )
 
-    async def carry_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
-        """Do it, and say what was seen; `tell` hears what is worth knowing before. `fresh`: its intent was appended by
-        this owner under this claim."""
-        observed = await self._carried_out(state, activity, tell, fresh=fresh)
+    async def carry_out(self, state: RunState, activity: Activity, on: Footing) -> Observed:
+        """Do it, and say what was seen."""
+        observed = await self._carried_out(state, activity, on)
         if isinstance(observed, Lost):
             return observed
         return [redacted(event, self._bench.rules.redaction) for event in observed]
 
-    async def _carried_out(self, state: RunState, activity: Activity, tell: Tell, *, fresh: bool) -> Observed:
+    async def _carried_out(self, state: RunState, activity: Activity, on: Footing) -> Observed:
         match activity:
             case CallModel():
                 self._bench.hooks.at_goal(state.task.goal)
-                return await self._paid(state, await self._conversation(state).next_turn(state, tell))
+                return await self._paid(state, await self._conversation(state).next_turn(state, on.tell))
             case Summarise(overflowed=overflowed):
-                bought = await self._conversation(state).summarise(state, overflowed, tell)
+                bought = await self._conversation(state).summarise(state, overflowed, on.tell)
                 return await self._paid(state, bought)
             case _:
                 with self._pulse.vouched():
-                    return await self._beside_the_model(state, activity, fresh=fresh)
+                    return await self._beside_the_model(state, activity, on)
 
-    async def _beside_the_model(self, state: RunState, activity: BesideModel, *, fresh: bool) -> Observed:
+    async def _beside_the_model(self, state: RunState, activity: BesideModel, on: Footing) -> Observed:
         match activity:
             case Attach():
                 return await self._attach(state)
@@ -169,16 +178,16 @@ class Activities:
                 await self._offer.make(state)
                 return []
             case ReadResult(call):
-                return [await read_earlier(self._bench.bus.log, state, call)]
+                return [await read_earlier(self._bench.bus.log, state, call, on.places)]
             case CallTool(call):
-                return await self._call(state, call, fresh=fresh)
+                return await self._call(state, call, fresh=on.fresh)
             case SpawnChild(call):
                 child = await spawn(self._bench.runs, state, call, self._bench.clock.now())
                 self._log.info("child.spawned", call_id=call.call_id, child_run_id=child)
                 self._spawned.add(call.call_id)
                 return []
             case Verify(pending):
-                return await self._verify(state, pending, fresh=fresh)
+                return await self._verify(state, pending, fresh=on.fresh)
             case Save(sequence):
                 return [await self._bench.workspaces.save(state, sequence)]
             case _:
@@ -245,7 +254,7 @@ class Activities:
             workspace_id=attachment.workspace_id if attachment is not None and call.needs_workspace else "",
             approval_sequence=call.approval_sequence,
             approval_hash=call.approval_hash,
-            seen=_seen(state, call),
+            seen=alike(state.files, paths_of_call(call.name, call.arguments)),
         )
         return self._observed(call, await self._outcome(state, call, message, fresh=fresh))
 
@@ -367,12 +376,6 @@ class Activities:
                 attempt=pending.attempt + 1,
             )
         ]
-
-
-def _seen(state: RunState, call: CallState) -> dict[str, str]:
-    """The digests that the run knows of what the call names."""
-    paths = paths_of_call(call.name, call.arguments)
-    return {path: digest for path in paths if (digest := state.files.get(path)) is not None}
 
 
 def _completed(call: CallState, result: ToolResult) -> e.ToolCompleted:

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from libs.bus.checkpoints import INDEX_RECORDS
 from libs.bus.ports import Bus, LogKey
 from libs.bus.runs import Folded, Runs
 from libs.chassis.logs import get_logger
@@ -18,7 +17,7 @@ from libs.contracts.envelope import Record, decode_events
 from libs.contracts.errors import AppendConflict, BusUnavailable, LeaseLost, NotFound, Unavailable
 from libs.contracts.run import RunState
 from libs.contracts.tools import VERIFY
-from services.executor.activities import Activities, Lost
+from services.executor.activities import Activities, Footing, Lost
 from services.executor.decision.activity import (
     Activity,
     Attach,
@@ -77,7 +76,6 @@ class Session:
         self._held_since: float | None = None
         self._appended: set[str] = set()
         self._records = 0
-        self._index: list[tuple[int, int]] = []
         self._wake = asyncio.Event()
         self._news: list[Record] = []
         # What was to become the next record, of which nobody knows yet whether it has: the newest try last.
@@ -251,8 +249,6 @@ class Session:
         self._pending = [body for body in self._pending if id(body) not in recorded]
         self._held_since = None
         self._records += 1
-        if self._records % INDEX_RECORDS == 0:
-            self._index.append((self._folded.state.sequence - len(bodies) + 1, self._folded.last))
         if self._parts.until_progress and self._folded.state.claims_without_progress == 0:
             self._draining = True
         self._over = any(isinstance(body, _ENDS) for body in bodies)
@@ -292,7 +288,8 @@ class Session:
 
     async def _carry_out(self, key: str, activity: Activity) -> None:
         state, fresh = self._foreseen(), key in self._appended
-        observed = await self._activities.carry_out(state, activity, self._tell, fresh=fresh)
+        footing = Footing(self._tell, self._folded.places, fresh)
+        observed = await self._activities.carry_out(state, activity, footing)
         self._running.pop(key, None)
         if isinstance(observed, Lost):
             self._doubted = True
@@ -352,7 +349,7 @@ class Session:
         """A checkpoint is a cache: failing to write one is no reason to fail anything."""
         self._records = 0
         try:
-            await self._parts.runs.checkpoint(self._folded, self._index)
+            await self._parts.runs.checkpoint(self._folded)
         except Unavailable as error:
             self._log.warning("session.no_checkpoint", reason=error.message)
 

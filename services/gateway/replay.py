@@ -5,12 +5,11 @@ were evicted are read again.
 """
 
 import asyncio
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from libs.bus.checkpoints import Checkpoints
+from libs.bus.checkpoints import Checkpoints, Index, place_before
 from libs.bus.ports import Log, LogKey
 from libs.contracts.envelope import Record
 from services.gateway.frames import Shown, shown_events
@@ -39,7 +38,7 @@ class Replay:
         self._log, self._checkpoints, self._key, self._chars_max = log, checkpoints, key, chars_max
         self._kept: OrderedDict[int, Piece] = OrderedDict()
         self._kept_bytes = 0
-        self._index: list[tuple[int, int]] | None = None
+        self._index: Index | None = None
         self._reading = asyncio.Lock()
 
     async def start(self, sequence: int) -> int:
@@ -48,9 +47,8 @@ class Replay:
             return 0
         if self._index is None:
             checkpoint = await self._checkpoints.load(self._key)
-            self._index = sorted(checkpoint.index) if checkpoint is not None else []
-        place = bisect_right(self._index, sequence, key=_public)
-        return self._index[place - 1][1] - 1 if place else 0
+            self._index = checkpoint.index if checkpoint is not None else ()
+        return place_before(self._index, sequence)
 
     async def piece(self, position: int) -> Piece:
         """The events behind `position`; empty when there are none. Concurrent readers share one read."""
@@ -91,7 +89,3 @@ def _pieces(position: int, records: Sequence[Record], chars_max: int) -> list[tu
     if position > start:
         pieces.append((start, Piece(tuple(events), position, size)))
     return pieces
-
-
-def _public(entry: tuple[int, int]) -> int:
-    return entry[0]

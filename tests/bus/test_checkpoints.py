@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from libs.bus.checkpoints import Checkpointed, Checkpoints, Folded
+from libs.bus.checkpoints import INDEX_EVENTS, Checkpointed, Checkpoints, Folded, place_before
 from libs.bus.ports import Bus, LogKey
 from libs.bus.runs import Runs
 from libs.chassis.clock import SystemClock
@@ -54,16 +54,38 @@ async def test_a_run_is_folded_from_its_checkpoint_and_what_lies_behind(
     runs: Runs, checkpoints: Checkpoints
 ) -> None:
     early = await begun(runs, 3)
-    await checkpoints.save(early, [(1, 1)])
+    await checkpoints.save(early)
     late = await runs.commit(await runs.commit(early, [message("a")]), [message("b")])
     run_id = early.state.run_id
     resumed = await checkpoints.resume(LogKey(TENANT, run_id))
     assert resumed.checkpoint is not None
     assert resumed.checkpoint.state == early.state
-    assert resumed.checkpoint.index == [(1, 1)]
     assert [record.header.stream_sequence for record in resumed.behind][-1] == late.last
     assert len(resumed.behind) == 2
     assert await runs.load(TENANT, run_id) == late
+
+
+async def test_the_index_of_a_log_is_the_same_wherever_folding_began_and_leads_near_every_event(
+    bus: Bus, runs: Runs, checkpoints: Checkpoints
+) -> None:
+    folded = await begun(runs, 150)
+    run_id, key = folded.state.run_id, LogKey(TENANT, folded.state.run_id)
+    await checkpoints.save(folded)
+    for _ in range(100):
+        folded = await runs.commit(folded, [message("one"), message("two")])
+    found = await checkpoints.load(key)
+    assert found is not None
+    assert found.index == folded.places[:1]
+    assert await runs.load(TENANT, run_id) == folded
+    await bus.bucket("checkpoints").delete(checkpoint_key(run_id))
+    assert await runs.load(TENANT, run_id) == folded
+    assert len(folded.places) == 2
+    headers = [record.header for record in await bus.log.read(key)]
+    for header in headers:
+        place = place_before(folded.places, header.first)
+        behind = [one for one in headers if place < one.stream_sequence <= header.stream_sequence]
+        assert behind[-1] == header
+        assert header.first - behind[0].first < 2 * INDEX_EVENTS
 
 
 async def test_a_checkpoint_that_the_log_does_not_confirm_is_not_used(

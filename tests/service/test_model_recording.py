@@ -18,15 +18,18 @@ from libs.contracts.exchange import Exchange
 from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.values import Usage
+from services.executor.decision.decide import foresee
 from services.executor.egress.request import ModelFailure
 from services.executor.endpoint import recording as bounds
 from services.executor.endpoint.completion import Patience
 from services.executor.endpoint.key import Key
 from services.executor.endpoint.recording import Recorder, Recording
+from services.executor.endpoint.talk import Talker
 from services.executor.ingress.turn import ModelTurn
-from tests.fakes.clock import QuickClock
+from tests.fakes.clock import START, QuickClock
 from tests.fakes.histories import created
-from tests.fakes.model import KEY, Peer, asked, connected, ignore, sent, talking
+from tests.fakes.model import KEY, Peer, asked, connected, ignore, scripted, sent, talking
+from tests.fakes.transcripts import result, run, said
 from tests.fakes.wire import DONE, chunk, fin, usage
 from tests.fakes.wire_cases import STREAMS, Wire
 
@@ -34,6 +37,13 @@ ENDED = e.ModelCompleted(
     iteration=1, content="", tool_calls=[], finish_reason="stop", usage=Usage(), latency_ms=1
 )
 HI = chunk(content="hi") + fin("stop") + usage(10, 5) + DONE
+
+CLAIM = e.RunClaimed(owner="x", boot="b", epoch=1, attempt=1)
+# A run whose next request does not fit, and which has its turns summarised.
+CROWDED = run(
+    *(item for n in range(1, 30) for item in (said(n, calls=1), result(n, 0, f"word {n} " * 300))),
+    limits=Limits(context_tokens=10_000, context_strategy="summarising"),
+)
 
 
 class Tape:
@@ -158,6 +168,26 @@ async def test_what_is_too_large_is_clipped_and_no_test() -> None:
     assert sum(map(len, kept.pieces)) <= bounds.RESPONSE_BYTES_MAX
     with pytest.raises(ValueError, match="clipped"):
         replayed(await tape.lines())
+
+
+async def test_a_summary_is_recorded_with_the_tries_it_took() -> None:
+    async with scripted(Answer(attempts=[Answer(text=""), Answer(text="Much was done.")])) as endpoint:
+        bus = TwinServer(QuickClock()).connect("test", QuietNetwork())
+        recorder = Recorder(bus.store("blobs"), QuickClock(), Key(KEY))
+        async with connected(endpoint.url) as model:
+            talk = Talker(model, "first", bus, QuickClock(), recorder=recorder).talk(CROWDED, {})
+            [event] = await talk.summarise(CROWDED, False, lambda _: None)
+    assert isinstance(event, e.ContextCompacted)
+    assert event.summary == "Much was done."
+    assert event.wire is not None
+    data = await bus.store("blobs").get(f"{CROWDED.tenant}/{event.wire.blob}")
+    assert data is not None
+    kept = [Exchange.model_validate_json(line) for line in data.splitlines()]
+    assert [exchange.number for exchange in kept] == [1, 2]
+    assert "Much was done." in "".join(kept[1].text or [])
+    begun = created(Limits(), TaskSpec(goal="x"))
+    claimed = foresee(begun, [e.RunStartRequested(by="test"), CLAIM], START)
+    assert foresee(claimed, [event], START).recorded_bytes == event.wire.bytes
 
 
 async def test_a_run_that_has_recorded_enough_records_no_more() -> None:

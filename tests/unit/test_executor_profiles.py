@@ -10,7 +10,14 @@ from libs.contracts.transcript import AssistantItem, ToolItem
 from libs.contracts.values import ModelToolCall
 from services.executor.egress.body import body, names_of, output_tokens
 from services.executor.egress.history import History
-from services.executor.egress.profile import Profile, learned, parse_profiles, profile_of
+from services.executor.egress.profile import (
+    LEARNED_MAX,
+    LearnedProfiles,
+    Profile,
+    learned,
+    parse_profiles,
+    profile_of,
+)
 from services.executor.egress.request import ModelRequest
 from services.executor.ingress.names import wire_name
 from services.executor.settings import ExecutorSettings
@@ -185,3 +192,12 @@ def test_without_tools_on_offer_former_calls_are_told_in_words(tools: bytes | No
 def test_without_a_system_role_the_rules_stand_before_the_goal() -> None:
     messages = msgspec.convert(sent(Profile(system_role=False))["messages"], list[dict[str, object]])
     assert messages[0] == {"role": "user", "content": "Rules.\n\nMend it."}
+
+
+def test_of_too_many_models_the_one_that_taught_longest_ago_is_forgotten() -> None:
+    known, taught = LearnedProfiles(), Profile(include_usage=False)
+    for number in range(LEARNED_MAX):
+        known.keep(f"m{number}", taught)
+    known.keep("m0", taught)
+    known.keep("another", taught)
+    assert (known.find("m1"), known.find("m0"), known.find("another")) == (None, taught, taught)

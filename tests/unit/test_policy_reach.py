@@ -3,7 +3,7 @@
 import pytest
 
 from libs.contracts.tools import Semantics
-from libs.policy.reach import EVERYTHING, Reach, collide, paths_of_call, reach_of
+from libs.policy.reach import EVERYTHING, Reach, alike, collide, paths_of_call, reach_of
 
 READ, WRITE, ONCE = Semantics.READ_ONLY, Semantics.IDEMPOTENT, Semantics.NON_IDEMPOTENT
 PATCH = "*** Begin Patch\n*** Update File: ./src//a.py\n*** Move to: b.py\n*** Add File: c\n+x\n*** End Patch"
@@ -50,3 +50,12 @@ def test_order_matters_only_between_a_change_and_what_touches_the_same(
 def test_what_must_not_be_repeated_is_alone_even_without_a_workspace() -> None:
     alone = Reach(paths=frozenset(), writes=True, alone=True)
     assert collide(alone, Reach(paths=frozenset(), writes=False, alone=False))
+
+
+def test_what_is_known_of_a_file_is_found_under_the_name_that_its_host_gave_it() -> None:
+    files = {"a/b": "1", "caf\u0065\u0301": "2", "other": "3"}
+    assert alike(files, paths_of_call("write_file", {"path": "./a//b"})) == {"a/b": "1"}
+    assert alike(files, ["caf\u00e9"]) == {"caf\u0065\u0301": "2"}
+    both = {**files, "caf\u00e9": "4"}
+    assert alike(both, ["caf\u00e9"]) == {"caf\u0065\u0301": "2", "caf\u00e9": "4"}
+    assert alike(files, ["Other", "a"]) == alike(files, []) == {}

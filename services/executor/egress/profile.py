@@ -20,6 +20,8 @@ _OURS = frozenset(
     {"model", "messages", "tools", "stream", "stream_options", "max_tokens", "max_completion_tokens"}
 )
 ANY_MODEL = "*"
+# Models of which something was learned: tasks may name any.
+LEARNED_MAX = 256
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +71,24 @@ def parse_profiles(text: str) -> Profiles:
 def profile_of(profiles: Profiles, model: str) -> Profile:
     """What is said about a model."""
     return profiles.get(model) or profiles.get(ANY_MODEL) or _PLAIN
+
+
+class LearnedProfiles:
+    """The profiles of models that taught something, as long as the process lives and there are not too many of them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Profile] = {}
+
+    def find(self, model: str) -> Profile | None:
+        return self._found.get(model)
+
+    def keep(self, model: str, profile: Profile) -> None:
+        """Remember the model's profile. Of too many the one that taught longest ago goes: it teaches again, for one
+        refusal."""
+        self._found.pop(model, None)
+        while len(self._found) >= LEARNED_MAX:
+            del self._found[next(iter(self._found))]
+        self._found[model] = profile
 
 
 class Learned(NamedTuple):

@@ -22,7 +22,14 @@ from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.values import Usage
 from services.executor.egress.body import body, names_of
-from services.executor.egress.profile import NO_PROFILES, Profile, Profiles, learned, profile_of
+from services.executor.egress.profile import (
+    NO_PROFILES,
+    LearnedProfiles,
+    Profile,
+    Profiles,
+    learned,
+    profile_of,
+)
 from services.executor.egress.request import ContextOverflow, ModelFailure, ModelRequest, OnDelta, Post
 from services.executor.endpoint.circuits import Circuits, Standing
 from services.executor.endpoint.faults import (
@@ -112,12 +119,12 @@ class Model:
         self._clock = clock
         self._prices = prices
         self._patience = patience
-        self._profiles: dict[str, Profile] = {}
+        self._learned = LearnedProfiles()
 
     def profile(self, model: str | None = None) -> Profile:
         """What is known about a model (`None`: the deployment's) so far."""
         name = model or self._settings.model
-        return self._profiles.get(name) or profile_of(self._settings.profiles, name)
+        return self._learned.find(name) or profile_of(self._settings.profiles, name)
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta) -> ModelTurn:
         """The model's turn. Raises `ContextOverflow`, `ModelFailure`. Cancellable at any point."""
@@ -219,7 +226,7 @@ class Model:
                 _log.info("model.learned", model=name, about=taught.about)
                 continue
             if known:
-                self._profiles[name] = profile
+                self._learned.keep(name, profile)
             break
         if isinstance(outcome, WireFault):
             return judge_wire(outcome)

@@ -42,7 +42,7 @@ FORMAT = "perdure-wire/1"
 
 _log = get_logger("recording")
 
-E = TypeVar("E", e.ModelCompleted, e.ModelFailed)
+E = TypeVar("E", e.ModelCompleted, e.ModelFailed, e.ContextCompacted)
 
 
 class Recorder(NamedTuple):

@@ -167,6 +167,7 @@ class Talk:
         if not window.summarise:
             return [window.event]
         state, profile = self._bounded(state), self._profile(state)
+        recording = self._recorder.begin(state) if self._recorder is not None else None
 
         async def ask(fragments: list[bytes], tokens: int) -> ModelTurn:
             request = ModelRequest(
@@ -175,7 +176,7 @@ class Talk:
                 estimated_tokens=tokens,
                 model=state.task.model,
                 on_retry=self._teller(state, tell),
-                tap=self._pulse.heard(untapped),
+                tap=self._pulse.heard(recording.tap if recording is not None else untapped),
             )
             return await self._model.complete(request, unseen)
 
@@ -183,7 +184,8 @@ class Talk:
             outbound = self._history.foreseen(state, profile, after(state, event))
             return scaled(outbound.tokens + self._tools.estimated_tokens, state)
 
-        return [await summarised(state, window.event, ask, measure)]
+        compacted = await summarised(state, window.event, ask, measure)
+        return [compacted if recording is None else await recording.noted(compacted)]
 
     async def next_turn(self, state: RunState, tell: Tell) -> list[e.LogEvent]:
         """Ask the model; what came of it, as events. `tell` hears meanwhile of attempts that are made again."""
