@@ -9,6 +9,8 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
@@ -23,6 +25,9 @@ from libs.contracts.values import RunError
 
 # Processes at once; each takes about 60 MB. More runs wait for their turn, which lasts one step of a run.
 AT_ONCE_MAX = 4
+# They start one by one, because a start costs a core for a second or more, and an executor that gets too little of it is
+# taken for dead, with all of its runs. One that has not claimed its run by then is no reason to wait for.
+START_PATIENCE_S = 30.0
 POISONED = "POISONED"
 # What the process says on its stdout once its claim is in the log.
 CLAIMED = b"claimed\n"
@@ -38,6 +43,7 @@ class Quarantine:
     def __init__(self, bus: Bus, runs: Runs, clock: Clock) -> None:
         self._bus, self._runs, self._clock = bus, runs, clock
         self._room = asyncio.Semaphore(AT_ONCE_MAX)
+        self._door = asyncio.Lock()
 
     def wanted(self, state: RunState) -> bool:
         """Whether the run has to be carried alone from now on."""
@@ -45,11 +51,20 @@ class Quarantine:
 
     async def carry(self, state: RunState, claimed: asyncio.Event, stop: asyncio.Event) -> None:
         """Have a process of its own claim the run and carry it to its first progress, after which it is a run like any
-        other; returns when that process has ended."""
-        async with self._room:
-            await self._carry(state, claimed, stop)
+        other; returns when that process has ended, or when its turn comes and the run is another's by then."""
+        async with self._room, AsyncExitStack() as starting:
+            await starting.enter_async_context(self._door)
+            now = (await self._runs.load(state.tenant, state.run_id)).state
+            if now.epoch == state.epoch and not (now.terminal or stop.is_set()):
+                await self._carry(state, claimed, stop, starting.aclose)
 
-    async def _carry(self, state: RunState, claimed: asyncio.Event, stop: asyncio.Event) -> None:
+    async def _carry(
+        self,
+        state: RunState,
+        claimed: asyncio.Event,
+        stop: asyncio.Event,
+        started: Callable[[], Awaitable[None]],
+    ) -> None:
         log = get_logger("quarantine").bind(run_id=state.run_id)
         process = await asyncio.create_subprocess_exec(
             *(
@@ -69,6 +84,7 @@ class Quarantine:
                 watching = [
                     group.create_task(_hear(process, claimed)),
                     group.create_task(self._end(process, stop)),
+                    group.create_task(_let_the_next_begin(claimed, started)),
                 ]
                 code = await process.wait()
                 for task in watching:
@@ -139,6 +155,13 @@ def tie_to_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
+
+
+async def _let_the_next_begin(claimed: asyncio.Event, started: Callable[[], Awaitable[None]]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(START_PATIENCE_S):
+            await claimed.wait()
+    await started()
 
 
 async def _hear(process: asyncio.subprocess.Process, claimed: asyncio.Event) -> None:
