@@ -112,7 +112,7 @@ def test_a_reason_is_one_line_that_shows_no_secret() -> None:
     ending = Ending([SECRET.encode()])
     ending.tell(f"line one\nline two {SECRET}\u202e\x1b[0m")
     ending.tell("a later one")
-    assert ending.reason == "line one line two ***************"
+    assert ending.reason == f"line one line two {MARK}"
     assert ending.over.is_set()
     assert len(ending.fit("x" * 10_000)) == 500
     nested = ExceptionGroup("outer", [ExceptionGroup("inner", [MCPError(code=-1, message="no")])])
