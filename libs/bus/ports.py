@@ -266,7 +266,6 @@ class Bucket(Protocol):
 
     async def remove(self, prefix: str) -> None:
         """Remove all keys whose name begins with `prefix` in one go; no watch is told at once."""
-        ...
 
     def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[tuple[str, bytes | None]]]:
         """First every live value, then `("", None)` once, then each change (`None`: gone). Survives restarts and the

@@ -69,14 +69,9 @@ class Scheduler:
             bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
         )
         halting = Halting(bus.wire, bus.subjects, self._replicas)
+        project_logs, silences = projects_of(bus, clock), self._replicas.silences
         self._orchestrator = Orchestrator(
-            projects_of(bus, clock),
-            runs,
-            bus.timers,
-            liveness,
-            clock,
-            limits or Limits(),
-            self._replicas.silences,
+            project_logs, runs, bus.timers, liveness, clock, limits or Limits(), silences
         )
         self._chores = Chores(family, endings, self._orchestrator, bus.timers, remains, halting, clock)
         projects = ProjectRows()

@@ -67,20 +67,16 @@ async def _serve(
 ) -> None:
     settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
     sandbox = await _sandbox(settings, processes)
-    registry = Registry(
-        {name: tool for name, tool in TOOLS.items() if name in _usable(settings)}, settings.policy
-    )
-    snapshots = Snapshots(bus.store("workspaces"))
-    inheritance = Inheritance(
-        Leftovers(processes, sandbox, cgroups),
-        snapshots,
-        Again(bus.log, Journal(bus.bucket("journal")), processes, sandbox),
-    )
+    usable = _usable(settings)
+    registry = Registry({name: tool for name, tool in TOOLS.items() if name in usable}, settings.policy)
+    snapshots, journal = Snapshots(bus.store("workspaces")), Journal(bus.bucket("journal"))
+    again = Again(bus.log, journal, processes, sandbox)
+    inheritance = Inheritance(Leftovers(processes, sandbox, cgroups), snapshots, again)
     workspaces = _workspaces(chassis, inheritance, underway)
     nowhere, knowledge, redaction = _nowhere(settings), Knowledge(settings.knowledge), settings.redaction
     parts = HostParts(
         log=bus.log,
-        journal=Journal(bus.bucket("journal")),
+        journal=journal,
         registry=registry,
         workspaces=workspaces,
         evidence=Evidence(processes, sandbox, settings.run_tests_command, redaction),
@@ -112,9 +108,7 @@ async def _serve(
             catalog = _catalog(settings, sandbox, liveness.boot, root)
             effects = host_consumer(bus.subjects, liveness.boot)
             changing = Changing(partial(_offered, registry, knowledge), guests.changed)
-            looks = Looks(
-                settings.root, snapshots, secure=settings.secure, program_path=settings.program_path
-            )
+            looks = _looks(settings, snapshots)
             async with bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer):
                 setting = HostSetting(catalog, effects, changing)
                 await host.serve(liveness, setting, stop=chassis.stop, died=died)
@@ -137,6 +131,10 @@ def _cgroups(settings: ToolhostSettings) -> Cgroups | None:
 def _offered(registry: Registry, knowledge: Knowledge) -> list[ToolSpec]:
     """The tools of this moment: MCP servers come and go, and there is knowledge once somebody has indexed a folder."""
     return [spec for spec in registry.specs if knowledge.offered or spec != search_knowledge.SPEC]
+
+
+def _looks(settings: ToolhostSettings, snapshots: Snapshots) -> Looks:
+    return Looks(settings.root, snapshots, secure=settings.secure, program_path=settings.program_path)
 
 
 def _catalog(settings: ToolhostSettings, sandbox: Sandbox, boot: str, root: str) -> HostCatalog:

@@ -26,7 +26,8 @@ async def test_whoever_asks_again_joins_what_is_under_way() -> None:
     async with Underway[str].open(0.01) as underway:
         assert await underway.join("a", work) is None
         gone = asyncio.create_task(underway.join("a", work))
-        await asyncio.sleep(0)
+        while not work.begun:
+            await asyncio.sleep(0)
         gone.cancel()
         work.go.set()
         assert await underway.join("a", work) == "done"
