@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from libs.contracts.views import EventView
 from tests.e2e.field_case import legal, sent, text, tries
 from tests.e2e.stage import Script, Stage, call, calls, eventually, says, stage
 from tests.fakes.impatient_executor import IDLE_S
-from tests.fakes.waiting import PATIENCE_S
+from tests.fakes.waiting import PATIENCE_S, until
 from tests.fakes.wire import DONE, chunk, fin, usage
 
 COUNTING_HOST = Service(name="countinghost", argv=(sys.executable, "-m", "tests.fakes.counting_host"))
@@ -57,6 +58,13 @@ CRASHES: Script = {
         ("62 unknown", call("count", counter="held", hold=True)),
     )
 }
+# Goes on while its reader stands still.
+STREAMED = [
+    chunk(content="I count."),
+    chunk(tool_calls=[{**COUNTED, "function": {"name": "count", "arguments": '{"counter":"frozen"}'}}]),
+    fin("tool_calls") + usage(10, 5) + DONE,
+]
+FROZEN: Script = {"[40 frozen]": [sent(*STREAMED, chunk_delay_s=0.5), says("Counted.")]}
 # An owner's appends: its claim with the request, then the model's turn with the intents of its calls.
 AT_THE_CALLS = "append 2 after 61"
 # Goes on when the test lets it.
@@ -71,7 +79,9 @@ async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
         msgspec.structs.replace(service, argv=IMPATIENT) if service.name == "executor" else service
         for service in SERVICES
     )
-    async with stage(folder, {**SILENCES, **CRASHES}, settings, services=(*services, COUNTING_HOST)) as ready:
+    async with stage(
+        folder, {**SILENCES, **CRASHES, **FROZEN}, settings, services=(*services, COUNTING_HOST)
+    ) as ready:
         yield ready
 
 
@@ -161,6 +171,10 @@ def _bodies(on: Stage, marker: str) -> list[bytes]:
     return [body for body in on.model.bodies if marker.encode() in body]
 
 
+async def _asked(on: Stage, marker: str) -> bool:
+    return bool(_bodies(on, marker))
+
+
 async def _failures(on: Stage, run_id: str) -> list[dict[str, object]]:
     return [dict(event.payload) for event in await on.events(run_id) if event.type == "model.failed"]
 
@@ -198,6 +212,30 @@ async def test_40c_no_timeout_comes_late_when_the_stream_is_over(on: Stage, sile
     assert len(_bodies(on, "[40 over]")) == 2
     assert len(await _effects(on, "slowly")) == 1
     legal(await on.events(run_id))
+
+
+async def test_40d_a_process_that_stood_still_does_not_take_that_for_the_endpoints_silence(
+    on: Stage, crashed: dict[str, Crashed]
+) -> None:
+    assert crashed  # Nobody else is at work any more.
+    run_id = await on.submit("[40 frozen]")
+    await eventually(lambda: _asked(on, "[40 frozen]"), "the request")
+    on.perdure.kill("executor", signal.SIGSTOP)
+    clock = asyncio.get_running_loop()
+    began = clock.time()
+    try:
+        await until(lambda: clock.time() - began > LONGER_THAN_SILENCE_S + 0.5, "it stands still")
+    finally:
+        on.perdure.kill("executor", signal.SIGCONT)
+    run = await on.ended(run_id)
+    assert (run.status, run.answer) == ("COMPLETED", "Counted."), run.error
+    legal(await on.events(run_id))
+    assert len(await _effects(on, "frozen")) == 1
+    if run.lease.epoch == 1:
+        # On a machine so busy that it was taken for dead its successor asks again.
+        assert await _failures(on, run_id) == []
+        assert len(_bodies(on, "[40 frozen]")) == 2
+        assert run.usage.requests == 2
 
 
 async def test_61_calls_that_a_crash_kept_from_results_are_answered_once_each_before_the_next_user_turn(

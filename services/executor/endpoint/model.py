@@ -17,6 +17,7 @@ import openai
 from services.executor.egress.request import Post
 from services.executor.endpoint.faults import Refused, Unreachable
 from services.executor.endpoint.key import Key
+from services.executor.endpoint.silence import Silence
 
 # As many as there may be slots, so that a run never waits for another one's connection.
 CONNECTIONS_MAX = 10_000
@@ -45,8 +46,9 @@ _HEADERS = {
 async def open_endpoint(key: Key, base_url: str | None, idle_timeout_s: float) -> AsyncGenerator[Post]:
     """A pool of connections to an endpoint, which each request gives the key as it is then. `idle_timeout_s` bounds each
     wait for bytes, comments included."""
+    # How long nothing may come is ours to count: the client's clock goes on while this process stands still.
     timeout = httpx2.Timeout(
-        connect=CONNECT_TIMEOUT_S, read=idle_timeout_s, write=WRITE_TIMEOUT_S, pool=CONNECT_TIMEOUT_S
+        connect=CONNECT_TIMEOUT_S, read=None, write=WRITE_TIMEOUT_S, pool=CONNECT_TIMEOUT_S
     )
     limits = httpx2.Limits(
         max_connections=CONNECTIONS_MAX,
@@ -62,14 +64,14 @@ async def open_endpoint(key: Key, base_url: str | None, idle_timeout_s: float) -
             timeout=timeout, limits=limits, event_hooks={"response": [_bound_error]}
         ),
     ) as client:
-        yield Endpoint(client).post
+        yield Endpoint(client, idle_timeout_s).post
 
 
 class Endpoint:
     """One OpenAI-compatible endpoint."""
 
-    def __init__(self, client: openai.AsyncOpenAI) -> None:
-        self._client = client
+    def __init__(self, client: openai.AsyncOpenAI, idle_timeout_s: float) -> None:
+        self._client, self._idle_timeout_s = client, idle_timeout_s
 
     @asynccontextmanager
     async def post(self, body: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:
@@ -78,10 +80,15 @@ class Endpoint:
         Raises `Refused` for an error status and `Unreachable` when the connection fails, is silent for too long or
         breaks off. Leaving the context closes the connection unless the response was read to its end.
         """
+        silence = Silence(self._idle_timeout_s)
         try:
-            response = await self._client.post(
-                "/chat/completions", content=body, cast_to=httpx2.Response, options={"headers": _HEADERS}
+            response = await silence.broken(
+                self._client.post(
+                    "/chat/completions", content=body, cast_to=httpx2.Response, options={"headers": _HEADERS}
+                )
             )
+        except TimeoutError as error:
+            raise self._silent() from error
         except openai.APIStatusError as error:
             headers = {name.lower(): value for name, value in error.response.headers.items()}
             raise Refused(error.status_code, headers, error.response.text[:ERROR_CHARS_MAX]) from error
@@ -91,9 +98,24 @@ class Endpoint:
         except httpx2.RequestError as error:  # While the client read the body of an error.
             raise Unreachable(_reason(error)) from error
         try:
-            yield _pieces(response)
+            yield self._pieces(response, silence)
         finally:
             await response.aclose()
+
+    async def _pieces(self, response: httpx2.Response, silence: Silence) -> AsyncGenerator[bytes]:
+        pieces = response.aiter_bytes()
+        try:
+            while True:
+                yield await silence.broken(anext(pieces))
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise self._silent() from error
+        except httpx2.RequestError as error:
+            raise Unreachable(_reason(error)) from error
+
+    def _silent(self) -> Unreachable:
+        return Unreachable(f"ReadTimeout: nothing came for {self._idle_timeout_s:g} s")
 
 
 async def _bound_error(response: httpx2.Response) -> None:
@@ -120,14 +142,6 @@ class _Beginning(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-async def _pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:
-    try:
-        async for piece in response.aiter_bytes():
-            yield piece
-    except httpx2.RequestError as error:
-        raise Unreachable(_reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:
