@@ -1,7 +1,7 @@
 """Sections B and C of the field's cases: arguments and names of calls; histories.
 
-Invariant: as in `field_case.py`. Loops (58, 59) and the context's strategies (64 to 68) have files of their own, crashes
-between a call and its result (61, 62) too: `test_crash_points.py`.
+Invariant: as in `field_case.py`. Three kinds have files of their own: loops (58, 59) `test_circles_and_limits.py`,
+summaries (65 to 68) `test_context.py`, crashes between a call and its result (61, 62) `test_silences_and_crashes.py`.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ async def test_what_a_person_says_during_a_tool_never_parts_a_call_from_its_resu
     assert last.text.endswith("Use tabs.")
 
 
-async def test_the_schemas_of_tools_count_as_context(at: Played) -> None:
-    """Case 76."""
+async def test_76_the_schemas_of_tools_count_as_context(at: Played) -> None:
     case = CASES[0]
     requested = await at.on.event(at.runs[case.number], "model.requested")
     body = asked(at.on, case)[0]
@@ -97,8 +96,7 @@ async def test_the_schemas_of_tools_count_as_context(at: Played) -> None:
     assert len(body) / 6 < estimated < len(body) / 2
 
 
-async def test_what_a_cache_gave_and_took_is_counted_and_priced(at: Played) -> None:
-    """Case 5."""
+async def test_5_what_a_cache_gave_and_took_is_counted_and_priced(at: Played) -> None:
     run = await at.on.ended(at.runs["5a"])
     counts = run.usage.model_dump(exclude={"cost_usd"})
     assert counts == {
