@@ -80,9 +80,17 @@ class Endpoint:
         Raises `Refused` for an error status and `Unreachable` when the connection fails, is silent for too long or
         breaks off. Leaving the context closes the connection unless the response was read to its end.
         """
-        silence = Silence(self._idle_timeout_s)
+        with Silence(self._idle_timeout_s) as silence:
+            response = await self._begun(body, silence)
+            try:
+                yield self._pieces(response, silence)
+            finally:
+                await response.aclose()
+
+    async def _begun(self, body: bytes, silence: Silence) -> httpx2.Response:
+        """The response as soon as it begins."""
         try:
-            response = await silence.broken(
+            return await silence.broken(
                 self._client.post(
                     "/chat/completions", content=body, cast_to=httpx2.Response, options={"headers": _HEADERS}
                 )
@@ -97,10 +105,6 @@ class Endpoint:
             raise Unreachable(_reason(cause), lasting=isinstance(cause, _LASTING)) from error
         except httpx2.RequestError as error:  # While the client read the body of an error.
             raise Unreachable(_reason(error)) from error
-        try:
-            yield self._pieces(response, silence)
-        finally:
-            await response.aclose()
 
     async def _pieces(self, response: httpx2.Response, silence: Silence) -> AsyncGenerator[bytes]:
         pieces = response.aiter_bytes()
