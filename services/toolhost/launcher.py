@@ -28,7 +28,7 @@ from typing import NoReturn
 from services.toolhost.proc import descendants, start_time, threads_of
 
 # The numbers of Linux on all its common architectures.
-_SIGKILL, _SIGPIPE, _SIGTERM, _SIGCHLD, _SIGSTOP, _SIGXFSZ = 9, 13, 15, 17, 19, 25
+_SIGKILL, _SIGTERM, _SIGCHLD, _SIGSTOP, _SIGNALS = 9, 15, 17, 19, 65
 _DEFAULT, _IGNORED = 0, 1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_MS = 10
@@ -203,9 +203,10 @@ class _Launcher:
             _enter(doors)
             with open(os.devnull, "rb") as nowhere:
                 os.dup2(nowhere.fileno(), 0)
-            # Python ignores these two for itself, and what is ignored stays so across exec.
-            for number in (_SIGPIPE, _SIGXFSZ):
-                self._libc.signal(number, 0)
+            # What is ignored stays so across exec: two that Python ignores for itself, and those of whoever started us
+            # in the background. SIGKILL, SIGSTOP and the C library's own refuse, and need nothing.
+            for number in range(1, _SIGNALS):
+                self._libc.signal(number, _DEFAULT)
             whole, _ = _whole_request(request[0])
             if whole is None:
                 os._exit(125)

@@ -25,6 +25,7 @@ from libs.chassis.clock import SystemClock
 from libs.contracts import events as e
 from libs.contracts.envelope import Event
 from libs.contracts.errors import ConfigurationError, NotFound
+from libs.contracts.exchange import Exchange
 from libs.contracts.subjects import is_taken
 from libs.contracts.values import Usage, WireRecording
 from tests.service.gateway_served import Owner, created, gateway, http_client, runs_of
@@ -58,7 +59,15 @@ async def perdure(bus: ServerBus, *words: str) -> Exit:
 async def recorded(bus: ServerBus, owner: Owner) -> None:
     """A turn whose traffic was recorded."""
     await owner.write(e.ModelRequested(iteration=9, model="m", message_count=1, estimated_tokens=1))
-    data = b'{"request": {}}'
+    exchange = Exchange(
+        format="perdure-wire/1",
+        run_id=owner.run_id,
+        iteration=9,
+        number=1,
+        at="2026-11-30T00:00:00Z",
+        request="{}",
+    )
+    data = exchange.model_dump_json().encode()
     digest = hashlib.sha256(data).hexdigest()
     await bus.store("blobs").put(blob_name("local", digest), data)
     failed = e.ModelFailed(

@@ -18,7 +18,7 @@ from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import HostCatalog, Semantics, ToolSpec
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.offering import Offerings, RunOffer
-from services.executor.tools.runtime import RUNTIME_TOOLS
+from services.executor.tools.runtime import offered_to
 from tests.fakes.histories import created
 from tests.fakes.waiting import until
 
@@ -78,7 +78,7 @@ async def test_what_was_offered_is_found_again_byte_for_byte_whatever_is_offered
             await first.make(run())
             offered = first.made(run())
             assert offered is not None
-            assert offered.names == sorted([*RUNTIME_TOOLS, "read_file", "weather"])
+            assert offered.names == sorted([*offered_to(run()), "read_file", "weather"])
             before = msgspec.json.encode(list(first.specs(run()).values()))
         state = run(offered=offered)
         assert not first.wanted(state)

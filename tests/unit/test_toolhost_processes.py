@@ -179,7 +179,10 @@ async def test_a_command_inherits_no_descriptor_and_no_odd_disposition_of_a_sign
     lines = told.output.splitlines()
     # Those of standard, and the folder that `ls` looks at.
     assert len([line for line in lines if "->" in line]) == 4, told.output
-    assert [line.split()[1] for line in lines if "Sig" in line] == ["0000000000000000"] * 2
+    # 32 and 33 belong to the C library: no program that uses it can set them, so they are as the machine's first
+    # process left them.
+    settable = ~(0b11 << 31)
+    assert [int(line.split()[1], 16) & settable for line in lines if "Sig" in line] == [0, 0]
 
 
 async def test_the_process_group_is_told_before_the_command_starts(tmp_path: Path) -> None:

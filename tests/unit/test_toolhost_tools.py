@@ -38,6 +38,7 @@ def test_every_tool_is_declared_as_the_contract_says() -> None:
         "run_command": (["command", "timeout_s"], ["command"]),
         "run_program": (["code"], ["code"]),
         "echo": (["text"], ["text"]),
+        "search_knowledge": (["query", "limit"], ["query"]),
     }
     idempotent = {name for name, tool in TOOLS.items() if tool.spec.semantics is Semantics.IDEMPOTENT}
     assert idempotent == {"write_file", "edit_file", "apply_patch", "run_tests"}
