@@ -16,8 +16,9 @@ from deploy.cli.gateway import connected
 from deploy.cli.outcome import Exit, failed, refused
 from deploy.cli.terminal import Screen, Tone, one_line, printable
 from libs.client import PerdureClient
+from libs.contracts.bodies import NAME_CHARS_MAX
 from libs.contracts.errors import ConfigurationError, PerdureError, ValidationFailed
-from libs.contracts.http import NAME_CHARS_MAX, parse_body, read_body
+from libs.contracts.http import parse_body, read_body
 from libs.contracts.projecthttp import ProjectCreate, ProjectResume
 from libs.contracts.projectviews import ProjectView
 

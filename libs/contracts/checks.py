@@ -4,12 +4,16 @@ Invariant: PASSED needs at least one applicable check and all of them green; not
 """
 
 from enum import StrEnum
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
 # How long a check may run when it does not say, and the longest it may ask for: a test suite, not a build farm.
 CHECK_TIMEOUT_S = 600.0
 CHECK_TIMEOUT_S_MAX = 3600.0
+# How long a server may take to come up and answer: one that needs longer says so.
+HTTP_TIMEOUT_S = 60.0
 
 
 class CommandCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="command"):
@@ -43,7 +47,44 @@ class DiffCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     must_not_touch: list[str] = []
 
 
-Check = CommandCheck | TestsCheck | FileCheck | DiffCheck
+class HttpCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="http"):
+    """The workspace's own server, started with `start` in a clean checkout, must answer a GET of `url` (an address of this
+    machine) with the status, and with a body that matches `expect_body` (regex), before `timeout_s` is over."""
+
+    start: list[str]
+    url: str
+    expect_status: int = 200
+    expect_body: str | None = None
+    timeout_s: float = HTTP_TIMEOUT_S
+
+
+Check = CommandCheck | TestsCheck | FileCheck | DiffCheck | HttpCheck
+
+
+class LocalAddress(NamedTuple):
+    """Where a server of the workspace listens, and what is asked of it."""
+
+    host: str
+    port: int
+    target: str
+
+
+def local_address(url: str) -> LocalAddress:
+    """The parts of an address of this machine. Raises `ValueError`: a check asks the server that it started itself, and
+    nobody else in the network."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"is not an address: {error}") from error
+    if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise ValueError("must be http:// and this machine: 127.0.0.1, localhost or [::1]")
+    if not port or parts.username is not None or parts.fragment:
+        raise ValueError("must name the server's port (http://127.0.0.1:8000/), no user and no fragment")
+    if not url.isascii() or any(character.isspace() for character in url) or not url.isprintable():
+        raise ValueError("must be printable ASCII without spaces; escape the rest with %")
+    query = f"?{parts.query}" if parts.query else ""
+    return LocalAddress(parts.hostname, port, f"{parts.path or '/'}{query}")
 
 
 class Verdict(StrEnum):

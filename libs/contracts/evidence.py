@@ -57,6 +57,28 @@ class CommandAnswer(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int = 0
 
 
+class HttpQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """Start a server in a fresh checkout of the commit and ask it once."""
+
+    commit: str
+    start: list[str]
+    url: str
+    expect_status: int
+    timeout_s: float
+    expect_body: str | None = None
+
+
+class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """`status` is what the server answered, `sha256` the digest of its body, `problem` why there is no answer, or why it
+    could not be matched."""
+
+    status: int | None = None
+    sha256: str | None = None
+    matched: bool | None = None
+    problem: str = ""
+    duration_ms: int = 0
+
+
 class FileQuestion(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     contains: str | None = None

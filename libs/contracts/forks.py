@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from libs.contracts.http import Brief, Request
+from libs.contracts.bodies import Brief, Request
 
 
 class Fork(Request):

@@ -6,14 +6,11 @@ numbers), so nothing behind the edge checks it again; every problem is named by 
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     ValidationError,
@@ -22,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from libs.contracts.checks import CHECK_TIMEOUT_S, CHECK_TIMEOUT_S_MAX
+from libs.contracts.bodies import BLANK, TEXT_CHARS_MAX, Brief, Count, Name, Request, Seconds, Tenant, Text
+from libs.contracts.checkhttp import CHECKS_MAX, SUPPORTED_CHECKS, CheckIn
 from libs.contracts.errors import ValidationFailed
-from libs.contracts.ids import is_token
 from libs.contracts.subjects import Priority
 from libs.contracts.tasks import ContextStrategy, TaskSpec
 
@@ -32,140 +29,19 @@ from libs.contracts.tasks import ContextStrategy, TaskSpec
 BODY_BYTES_MAX = 1024 * 1024
 # A task travels in its run's first record, and a record holds 512 KiB with its headers and escapes.
 TASK_BYTES_MAX = 384 * 1024
-# A goal is a brief, not a corpus: files belong into the workspace. The answer and a message are of its size.
-TEXT_CHARS_MAX = 100_000
-# Names: long enough for a path of a repository or a ticket's title, short enough for a line of a list.
-NAME_CHARS_MAX = 512
 # Metadata is for labels that lists show and filters name.
 METADATA_ENTRIES_MAX = 64
 METADATA_KEY_CHARS_MAX = 128
 METADATA_VALUE_CHARS_MAX = 4096
-CHECKS_MAX = 64
-ARGUMENTS_MAX = 256
-ARGUMENT_CHARS_MAX = 32_768
-GLOBS_MAX = 256
 TOOLS_MAX = 256
-# Patterns are matched against output that a model wrote; a short one is readable and quick to compile.
-PATTERN_CHARS_MAX = 1000
 IDEMPOTENCY_KEY_CHARS_MAX = 255
-
-SUPPORTED_CHECKS = ("command", "tests", "file", "diff")
 
 # How the validator tells of an empty text; of a list or an object it speaks by that name.
 _EMPTY_TEXT = ("String should have at least 1 ", "Value should have at least 1 ")
-_BLANK = "is blank; say what is meant"
-_HEX_DIGEST = r"^[0-9a-f]{64}$"
-
-
-def _storable(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("contains the character U+0000, which cannot be stored everywhere; leave it out")
-    return text
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError(_BLANK)
-    return text
-
-
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is not a regular expression of Python: {error}") from error
-    return pattern
-
-
-def _inside(path: str) -> str:
-    if path.startswith("/") or ".." in path.split("/"):
-        raise ValueError("must be a path inside the workspace: relative and without '..'")
-    return path
-
-
-def _tenant(name: str) -> str:
-    if not is_token(name):
-        raise ValueError("must match [a-z0-9_-]{1,64}")
-    return name
-
-
-Tenant = Annotated[str, AfterValidator(_tenant)]
-Text = Annotated[str, AfterValidator(_storable)]
-Brief = Annotated[Text, Field(min_length=1, max_length=TEXT_CHARS_MAX), AfterValidator(_not_blank)]
-Name = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(_not_blank)]
-Pattern = Annotated[Text, Field(min_length=1, max_length=PATTERN_CHARS_MAX), AfterValidator(_compiles)]
-Glob = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(_inside)]
-Argument = Annotated[Text, Field(max_length=ARGUMENT_CHARS_MAX)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-CheckSeconds = Annotated[float, Field(gt=0, le=CHECK_TIMEOUT_S_MAX, allow_inf_nan=False)]
-# Counts and sizes: positive, and within what JSON readers of other languages hold exactly.
-Count = Annotated[int, Field(ge=1, le=2**53)]
-
-
-class Request(BaseModel):
-    """A body: exact types, no unknown fields, no echo of what was sent in an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 
 class Nothing(Request):
     """The body of a command that takes none; `{}` and no body at all are the same."""
-
-
-class CommandCheckIn(Request):
-    """An argv that must exit as expected, run in a clean checkout of the workspace."""
-
-    kind: Literal["command"]
-    argv: Annotated[list[Argument], Field(min_length=1, max_length=ARGUMENTS_MAX)]
-    timeout_s: CheckSeconds = CHECK_TIMEOUT_S
-    expect_exit: Annotated[int, Field(ge=0, le=255)] = 0
-    expect_output: Pattern | None = None
-
-    @model_validator(mode="after")
-    def _names_a_program(self) -> "CommandCheckIn":
-        if not self.argv[0].strip():
-            raise ValueError("argv.0: must name a program")
-        return self
-
-
-class TestsCheckIn(Request):
-    """The configured test command."""
-
-    kind: Literal["tests"]
-    timeout_s: CheckSeconds = CHECK_TIMEOUT_S
-
-
-class FileCheckIn(Request):
-    """A file that must (not) exist, contain a pattern, or have a digest."""
-
-    kind: Literal["file"]
-    path: Annotated[Text, Field(min_length=1, max_length=4096), AfterValidator(_inside)]
-    exists: bool = True
-    contains: Pattern | None = None
-    sha256: Annotated[str, Field(pattern=_HEX_DIGEST)] | None = None
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "FileCheckIn":
-        if not self.exists and (self.contains is not None or self.sha256 is not None):
-            raise ValueError("a file that must not exist has neither 'contains' nor 'sha256'")
-        return self
-
-
-class DiffCheckIn(Request):
-    """Globs that the change since the run began must touch, and globs that it must not."""
-
-    kind: Literal["diff"]
-    must_touch: Annotated[list[Glob], Field(max_length=GLOBS_MAX)] = []
-    must_not_touch: Annotated[list[Glob], Field(max_length=GLOBS_MAX)] = []
-
-    @model_validator(mode="after")
-    def _says_something(self) -> "DiffCheckIn":
-        if not self.must_touch and not self.must_not_touch:
-            raise ValueError("name at least one glob in 'must_touch' or 'must_not_touch'")
-        return self
-
-
-CheckIn = Annotated[CommandCheckIn | TestsCheckIn | FileCheckIn | DiffCheckIn, Field(discriminator="kind")]
 
 
 class LimitsIn(Request):
@@ -204,18 +80,15 @@ class TaskCreate(Request):
     goal: Brief
     auto_start: bool = False
     workspace: Name | None = None
-    acceptance: Annotated[list[CheckIn], Field(max_length=CHECKS_MAX)] = []
+    acceptance: list[CheckIn] = Field(default=[], max_length=CHECKS_MAX)
     limits: LimitsIn | None = None
     model: Name | None = None
     tools: Annotated[list[Name], Field(max_length=TOOLS_MAX)] | None = None
     priority: Priority = "normal"
-    metadata: Annotated[
-        dict[
-            Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_CHARS_MAX)],
-            Annotated[Text, Field(max_length=METADATA_VALUE_CHARS_MAX)],
-        ],
-        Field(max_length=METADATA_ENTRIES_MAX),
-    ] = {}
+    metadata: dict[
+        Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_CHARS_MAX)],
+        Annotated[Text, Field(max_length=METADATA_VALUE_CHARS_MAX)],
+    ] = Field(default={}, max_length=METADATA_ENTRIES_MAX)
     instructions: Annotated[Text, Field(max_length=TEXT_CHARS_MAX)] | None = None
     unattended: Annotated[
         bool,
@@ -315,7 +188,7 @@ class PolicyQuestion(Request):
     """A call as a model would make it. `tenant`: for operators, who may ask for anyone."""
 
     tool: Name
-    arguments: dict[str, object] = {}
+    arguments: dict[str, object] = Field(default={})
     tenant: Tenant | None = None
 
 
@@ -382,6 +255,6 @@ def _message(kind: str, message: str) -> str:
         case "extra_forbidden":
             return "unknown field; remove it or correct its spelling"
         case "string_too_short" | "too_short" if message.startswith(_EMPTY_TEXT):
-            return _BLANK
+            return BLANK
         case _:
             return message.removeprefix("Value error, ")

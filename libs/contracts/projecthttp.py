@@ -10,23 +10,15 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
+from libs.contracts.bodies import Argv, Brief, Count, Name, Request, Seconds, Text
+from libs.contracts.checkhttp import CHECKS_MAX, CheckIn
 from libs.contracts.featurelist import FEATURE_ID, problems
 from libs.contracts.http import (
-    ARGUMENTS_MAX,
-    CHECKS_MAX,
     METADATA_ENTRIES_MAX,
     METADATA_KEY_CHARS_MAX,
     METADATA_VALUE_CHARS_MAX,
     TASK_BYTES_MAX,
-    Argument,
-    Brief,
-    CheckIn,
-    Count,
     LimitsIn,
-    Name,
-    Request,
-    Seconds,
-    Text,
     read_body,
 )
 from libs.contracts.projects import (
@@ -44,12 +36,6 @@ ATTEMPTS_MAX = 100
 # A hook that takes longer is a build, which belongs into `init`.
 HOOK_TIMEOUT_S_MAX = 600.0
 PRIORITY_MAX = 1_000_000
-
-
-def _names_a_program(argv: list[str]) -> list[str]:
-    if not argv[0].strip():
-        raise ValueError("must name a program")
-    return argv
 
 
 def _is_an_id(text: str) -> str:
@@ -70,9 +56,6 @@ def _is_absolute(path: str) -> str:
     return path
 
 
-Argv = Annotated[
-    list[Argument], Field(min_length=1, max_length=ARGUMENTS_MAX), AfterValidator(_names_a_program)
-]
 FeatureId = Annotated[str, AfterValidator(_is_an_id)]
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from libs.bus.ports import Liveness
 from libs.bus.runs import Folded, Runs
+from libs.contracts.bodies import Request as Body
 from libs.contracts.events import LogEvent
 from libs.contracts.http import (
     Approval,
@@ -22,7 +23,6 @@ from libs.contracts.http import (
     client_request,
     idempotency_key,
 )
-from libs.contracts.http import Request as Body
 from libs.contracts.run import RunState, RunStatus
 from libs.contracts.tasks import Parent
 from libs.contracts.views import CommandAccepted

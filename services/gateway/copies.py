@@ -14,6 +14,7 @@ from libs.bus.creation import CreateRequest, Creation
 from libs.bus.ports import LogKey
 from libs.bus.runs import Folded, Runs
 from libs.contracts import copying
+from libs.contracts.bodies import Request as Body
 from libs.contracts.clock import Clock
 from libs.contracts.envelope import Event
 from libs.contracts.errors import (
@@ -27,7 +28,6 @@ from libs.contracts.errors import (
 from libs.contracts.events import LogEvent, RunForked
 from libs.contracts.evolve import evolve
 from libs.contracts.forks import Fork, Retry
-from libs.contracts.http import Request as Body
 from libs.contracts.http import body_hash, idempotency_key
 from libs.contracts.ids import derived_run_id, random_run_id, shard_of
 from libs.contracts.rewinding import nearest_saved

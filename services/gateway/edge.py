@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from libs.contracts import http
+from libs.contracts import bodies, http
 from libs.contracts.errors import (
     InvalidCursor,
     NotFound,
@@ -102,8 +102,8 @@ def choice(request: Request, name: str, choices: Collection[str]) -> tuple[str, 
 
 def text(request: Request, name: str) -> str | None:
     value = _query(request, name)
-    if value is not None and (len(value) > http.NAME_CHARS_MAX or "\0" in value):
-        raise _bad(name, f"must be at most {http.NAME_CHARS_MAX} characters without U+0000")
+    if value is not None and (len(value) > bodies.NAME_CHARS_MAX or "\0" in value):
+        raise _bad(name, f"must be at most {bodies.NAME_CHARS_MAX} characters without U+0000")
     return value
 
 

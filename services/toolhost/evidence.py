@@ -7,9 +7,10 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -23,14 +24,19 @@ from libs.contracts.evidence import (
     FileQuestion,
     FilesAnswer,
     FilesQuestion,
+    HttpAnswer,
+    HttpQuestion,
     SnapshotAnswer,
     SnapshotQuestion,
 )
 from libs.policy.globs import matches_any
 from libs.policy.redaction import Redaction
+from services.toolhost import servers
 from services.toolhost.attach import Attached
 from services.toolhost.entries import BULK_FOLDERS
 from services.toolhost.errors import CommandNotStarted, PathRefused, ToolFailure
+from services.toolhost.launched import ProcessOutcome
+from services.toolhost.output import plain
 from services.toolhost.patterns import is_found
 from services.toolhost.predecessor import checks_folder
 from services.toolhost.processes import Command, OnStarted, Processes
@@ -45,6 +51,14 @@ _FOLDERS_MAX = 1_000
 # The name of the tree without files, which every git knows: all paths of a commit are what it adds to this.
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _KINDS: dict[str, Literal["added", "modified", "deleted"]] = {"A": "added", "D": "deleted"}
+
+
+class Running(NamedTuple):
+    """How a command of a check is told apart, noted and ended."""
+
+    key: str
+    on_started: OnStarted
+    stop: asyncio.Event
 
 
 class Evidence:
@@ -82,38 +96,18 @@ class Evidence:
         )
 
     async def command(
-        self,
-        attached: Attached,
-        question: CommandQuestion,
-        *,
-        key: str,
-        on_started: OnStarted,
-        stop: asyncio.Event,
+        self, attached: Attached, question: CommandQuestion, running: Running
     ) -> tuple[CommandAnswer, str]:
         """Run a command in a fresh checkout; with its output. Raises `ToolFailure` when there can be no checkout, and
         `Stopped`."""
         argv = self._tests_command if question.argv is None else question.argv
         if not argv:
             return CommandAnswer(argv=[], problem="no test command is configured"), ""
-        checkout = await asyncio.to_thread(_fresh_folder, checks_folder(attached.place))
-        try:
-            await attached.repository.checkout(question.commit, checkout)
-            command = Command(
-                argv=list(argv),
-                directory=checkout,
-                call_id=key,
-                timeout_s=question.timeout_s,
-                output_bytes_max=_OUTPUT_BYTES_MAX,
-            )
+        async with _checkout(attached, question.commit) as checkout:
             try:
-                confined = self._sandbox.confine(command, root=checkout)
-                ended = await self._processes.run(confined, on_started=on_started, stop=stop)
+                ended = await self._run(argv, checkout, question.timeout_s, _OUTPUT_BYTES_MAX, running)
             except CommandNotStarted as failure:
                 return CommandAnswer(argv=argv, problem=failure.message), ""
-        finally:
-            await asyncio.to_thread(shutil.rmtree, checkout, ignore_errors=True)
-        if ended.cancelled:
-            raise Stopped("the command was cancelled before it had ended")
         answer = CommandAnswer(
             argv=argv,
             exit_code=ended.exit_code,
@@ -130,6 +124,57 @@ class Evidence:
             )
         return answer, ended.kept.told(self._redaction)
 
+    async def http(
+        self, attached: Attached, question: HttpQuestion, running: Running
+    ) -> tuple[HttpAnswer, str]:
+        """Start a server in a fresh checkout and ask it once; with what it answered and said. Nothing of it lives on.
+        Raises `ToolFailure` when there can be no checkout, and `Stopped`."""
+        async with _checkout(attached, question.commit) as checkout:
+            try:
+                ended = await self._run(
+                    servers.probe(question),
+                    checkout,
+                    question.timeout_s + servers.GRACE_S,
+                    servers.REPORT_BYTES_MAX,
+                    running,
+                )
+            except CommandNotStarted as failure:
+                return HttpAnswer(problem=servers.unavailable(failure.message)), ""
+        report = servers.reported(ended.output)
+        if isinstance(report, str):
+            return HttpAnswer(problem=report, duration_ms=round(ended.duration_s * 1000)), ""
+        answer = HttpAnswer(
+            status=report.status,
+            sha256=report.sha256,
+            problem=report.problem,
+            duration_ms=round(ended.duration_s * 1000),
+        )
+        if question.expect_body is not None and not answer.problem:
+            found = await is_found(question.expect_body, report.body)
+            answer = (
+                msgspec.structs.replace(answer, matched=found)
+                if isinstance(found, bool)
+                else msgspec.structs.replace(answer, problem=found)
+            )
+        return answer, self._redaction.text(plain(report.told))
+
+    async def _run(
+        self, argv: Sequence[str], checkout: Path, timeout_s: float, bytes_max: int, running: Running
+    ) -> ProcessOutcome:
+        """Raises `CommandNotStarted` and `Stopped`."""
+        command = Command(
+            argv=list(argv),
+            directory=checkout,
+            call_id=running.key,
+            timeout_s=timeout_s,
+            output_bytes_max=bytes_max,
+        )
+        confined = self._sandbox.confine(command, root=checkout)
+        ended = await self._processes.run(confined, on_started=running.on_started, stop=running.stop)
+        if ended.cancelled:
+            raise Stopped("the command was cancelled before it had ended")
+        return ended
+
     async def files(self, attached: Attached, question: FilesQuestion) -> FilesAnswer:
         """Look at files of the commit. A path that cannot be one is a file that does not exist."""
         return FilesAnswer(
@@ -137,6 +182,17 @@ class Evidence:
                 await _fact(attached.repository, question, wanted) for wanted in question.files[:FILES_MAX]
             ]
         )
+
+
+@asynccontextmanager
+async def _checkout(attached: Attached, commit: str) -> AsyncGenerator[Path]:
+    """A clean copy of the commit, for as long as the context lasts."""
+    folder = await asyncio.to_thread(_fresh_folder, checks_folder(attached.place))
+    try:
+        await attached.repository.checkout(commit, folder)
+        yield folder
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _fresh_folder(parent: Path) -> Path:

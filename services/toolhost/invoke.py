@@ -14,10 +14,11 @@ import msgspec
 from libs.bus.journal import Journal, key_of
 from libs.bus.ports import Log
 from libs.chassis.effects import Effect, Prepared, failed, refused
-from libs.contracts.evidence import CommandQuestion, FilesQuestion, SnapshotQuestion
+from libs.contracts.evidence import CommandQuestion, FilesQuestion, HttpQuestion, SnapshotQuestion
 from libs.contracts.tools import (
     VERIFY_COMMAND,
     VERIFY_FILES,
+    VERIFY_HTTP,
     VERIFY_SNAPSHOT,
     WORKSPACE_ATTACH,
     WORKSPACE_SNAPSHOT,
@@ -34,7 +35,7 @@ from services.toolhost import errands
 from services.toolhost.approvals import is_approved
 from services.toolhost.attach import Attached, Workspaces
 from services.toolhost.errors import ToolFailure
-from services.toolhost.evidence import Evidence
+from services.toolhost.evidence import Evidence, Running
 from services.toolhost.knowledge.backends import Knowledge
 from services.toolhost.output import shown
 from services.toolhost.pathlocks import PathLocks
@@ -100,7 +101,7 @@ class Invocations:
             yield await self._prepared(call, stack)
 
     async def _prepared(self, call: ToolCall, stack: AsyncExitStack) -> Prepared:
-        if call.name in (VERIFY_SNAPSHOT, VERIFY_COMMAND):
+        if call.name in (VERIFY_SNAPSHOT, VERIFY_COMMAND, VERIFY_HTTP):
             return self._for_verifier(call)
         if call.name in errands.ERRANDS:
             return self._errand(call)
@@ -241,8 +242,9 @@ class Invocations:
             if call.name == VERIFY_SNAPSHOT:
                 question = msgspec.convert(call.arguments, SnapshotQuestion)
                 return Effect(_Snapshot(self._parts, call, attached, question), before={}, after={})
-            command = msgspec.convert(call.arguments, CommandQuestion)
-            return Effect(_Command(self._parts, call, attached, command), before={}, after={})
+            kind = HttpQuestion if call.name == VERIFY_HTTP else CommandQuestion
+            asked = msgspec.convert(call.arguments, kind)
+            return Effect(_InCheckout(self._parts, call, attached, asked), before={}, after={})
         except msgspec.ValidationError as error:
             return refused(call, Refusal.UNKNOWN_TOOL, f"{call.name}: {error}")
 
@@ -278,11 +280,11 @@ class _Snapshot(NamedTuple):
             return _result(self.call, failure_of(failure), self.parts.redaction)
 
 
-class _Command(NamedTuple):
+class _InCheckout(NamedTuple):
     parts: HostParts
     call: ToolCall
     attached: Attached
-    question: CommandQuestion
+    question: CommandQuestion | HttpQuestion
 
     async def __call__(self, stop: asyncio.Event) -> ToolResult:
         key, record = key_of(self.call), self.attached.record
@@ -290,10 +292,13 @@ class _Command(NamedTuple):
         async def note(group: int, start: int) -> None:
             record.note_command(key, group, start)
 
+        run = Running(key, note, stop)
         try:
-            answer, output = await self.parts.evidence.command(
-                self.attached, self.question, key=key, on_started=note, stop=stop
-            )
+            match self.question:
+                case CommandQuestion() as command:
+                    answer, output = await self.parts.evidence.command(self.attached, command, run)
+                case HttpQuestion() as request:
+                    answer, output = await self.parts.evidence.http(self.attached, request, run)
             return _facts(self.call, answer, shown(output, self.call.output_chars_max, self.parts.redaction))
         except ToolFailure as failure:
             return _result(self.call, failure_of(failure), self.parts.redaction)

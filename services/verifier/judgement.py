@@ -15,9 +15,10 @@ from libs.contracts.checks import (
     CommandCheck,
     DiffCheck,
     FileCheck,
+    HttpCheck,
     TestsCheck,
 )
-from libs.contracts.evidence import Change, CommandAnswer, FileAnswer, SnapshotAnswer
+from libs.contracts.evidence import Change, CommandAnswer, FileAnswer, HttpAnswer, SnapshotAnswer
 from libs.policy.globs import matches, matches_any
 from services.verifier.claims import Claim
 from services.verifier.verdict import FEEDBACK_TAIL_CHARS, tail_of
@@ -75,6 +76,24 @@ def _why_red(check: CommandCheck | TestsCheck, answer: CommandAnswer) -> str:
     if isinstance(check, CommandCheck) and check.expect_output is not None and answer.matched is not True:
         return f"the output does not match {check.expect_output!r}"
     return ""
+
+
+def http_result(check: HttpCheck, answer: HttpAnswer, output: str, *, commit: str) -> CheckResult:
+    """What the workspace's own server answered, or why it did not."""
+    reason = answer.problem
+    if not reason and answer.status != check.expect_status:
+        reason = f"answered {answer.status}, expected {check.expect_status}"
+    if not reason and check.expect_body is not None and answer.matched is not True:
+        reason = f"the body does not match {check.expect_body!r}"
+    return CheckResult(
+        kind="http",
+        subject=f"GET {check.url} of {shlex.join(check.start)}",
+        status=CheckStatus.FAILED if reason else CheckStatus.PASSED,
+        reason=reason or f"answered {answer.status}, as expected",
+        output_tail=tail_of(output, FEEDBACK_TAIL_CHARS),
+        digests={"commit": commit, **({"body": answer.sha256} if answer.sha256 else {})},
+        duration_ms=answer.duration_ms,
+    )
 
 
 def file_result(check: FileCheck, fact: FileAnswer) -> CheckResult:

@@ -20,6 +20,7 @@ from libs.contracts.checks import (
     CommandCheck,
     DiffCheck,
     FileCheck,
+    HttpCheck,
     TestsCheck,
     Verification,
     VerifyArguments,
@@ -33,6 +34,7 @@ from libs.contracts.evidence import (
     FileAnswer,
     FileQuestion,
     FilesQuestion,
+    HttpQuestion,
     SnapshotAnswer,
     SnapshotQuestion,
 )
@@ -44,6 +46,7 @@ from services.verifier.judgement import (
     command_result,
     diff_result,
     file_result,
+    http_result,
     tampering_result,
 )
 from services.verifier.subcalls import HostFault, HostGone, Subcalls
@@ -204,6 +207,20 @@ async def _result(
             except HostFault as fault:
                 return _unrecorded(fault)
             return command_result(check, answer, output, commit=snapshot.commit)
+        case HttpCheck():
+            asked_for = HttpQuestion(
+                commit=snapshot.commit,
+                start=check.start,
+                url=check.url,
+                expect_status=check.expect_status,
+                timeout_s=check.timeout_s,
+                expect_body=check.expect_body,
+            )
+            try:
+                told, output = await asked.http(index, asked_for)
+            except HostFault as fault:
+                return _unrecorded(fault)
+            return http_result(check, told, output, commit=snapshot.commit)
         case FileCheck():
             fact = facts.get((check.path, check.contains))
             if fact is None:

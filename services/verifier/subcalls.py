@@ -21,12 +21,15 @@ from libs.contracts.evidence import (
     CommandQuestion,
     FilesAnswer,
     FilesQuestion,
+    HttpAnswer,
+    HttpQuestion,
     SnapshotAnswer,
     SnapshotQuestion,
 )
 from libs.contracts.tools import (
     VERIFY_COMMAND,
     VERIFY_FILES,
+    VERIFY_HTTP,
     VERIFY_SNAPSHOT,
     JournalState,
     Semantics,
@@ -77,6 +80,11 @@ class Subcalls:
         """With its output. `timeout_s` of the question bounds the command."""
         result = await self._effect(str(index), VERIFY_COMMAND, question, question.timeout_s)
         return _answer(result, CommandAnswer), result.output
+
+    async def http(self, index: int, question: HttpQuestion) -> tuple[HttpAnswer, str]:
+        """With the answer's body and the server's output. `timeout_s` of the question bounds both."""
+        result = await self._effect(str(index), VERIFY_HTTP, question, question.timeout_s)
+        return _answer(result, HttpAnswer), result.output
 
     async def files(self, question: FilesQuestion) -> FilesAnswer:
         """By request and reply: nothing changes, so nothing is journaled."""

@@ -49,6 +49,7 @@ A released schema only grows. To extend it:
   - to retire a field, keep it, give it a default and stop writing it.
 """.rstrip()
 
+_LIST = "list of "
 # One field: its alternatives (sorted, so that a widened type is a superset) and its default, as JSON.
 Schema = dict[str, Any]
 
@@ -98,7 +99,7 @@ def _breaks_of_struct(name: str, before: Schema, after: Schema, values: Schema) 
         if is_now is None:
             yield f"{name}.{field} disappeared"
             continue
-        if lost := sorted(set(was["type"]) - set(is_now["type"])):
+        if lost := sorted(kind for kind in was["type"] if not _is_taken(kind, is_now["type"])):
             yield f"{name}.{field} no longer takes {' | '.join(lost)}"
         if "default" in was and "default" not in is_now:
             yield f"{name}.{field} became required"
@@ -107,6 +108,15 @@ def _breaks_of_struct(name: str, before: Schema, after: Schema, values: Schema) 
     for field, is_now in after["fields"].items():
         if field not in before["fields"] and "default" not in is_now:
             yield f"{name}.{field} is new and required, so old logs would not decode"
+
+
+def _is_taken(kind: str, now: list[str]) -> bool:
+    """Whether a value of the type still has its place: a list may hold more kinds of items than it did."""
+    if kind in now or not kind.startswith(_LIST):
+        return kind in now
+    items = set(kind.removeprefix(_LIST).split(" | "))
+    lists = (other.removeprefix(_LIST) for other in now if other.startswith(_LIST))
+    return any(items <= set(other.split(" | ")) for other in lists)
 
 
 def _means_the_same(was: object, field: Schema, values: Schema) -> bool:
@@ -177,7 +187,7 @@ def _alternatives(info: inspect.Type, structs: Schema) -> list[str]:
         case inspect.EnumType(cls=cls):
             return [json.dumps(member.value) for member in cls]
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
-            return [f"list of {' | '.join(sorted(_alternatives(item, structs)))}"]
+            return [f"{_LIST}{' | '.join(sorted(_alternatives(item, structs)))}"]
         case inspect.TupleType(item_types=items):
             return [f"tuple of {', '.join(' | '.join(_alternatives(item, structs)) for item in items)}"]
         case inspect.DictType(key_type=key, value_type=value):

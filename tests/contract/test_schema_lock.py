@@ -32,6 +32,10 @@ def _narrow_literal(schema: Schema) -> None:
     schema["events"]["run.released"]["fields"]["reason"]["type"].remove('"failure"')
 
 
+def _narrow_list(schema: Schema) -> None:
+    schema["values"]["TaskSpec"]["fields"]["acceptance"]["type"] = ["list of CommandCheck | TestsCheck"]
+
+
 def _forbid_null(schema: Schema) -> None:
     schema["values"]["TaskSpec"]["fields"]["workspace"]["type"].remove("null")
 
@@ -75,6 +79,7 @@ def _grow_nested_default_otherwise(schema: Schema) -> None:
         _drop_event,
         _drop_field,
         _narrow_literal,
+        _narrow_list,
         _forbid_null,
         _require_field,
         _change_default,
@@ -96,9 +101,11 @@ def test_growth_is_no_break_but_must_be_locked() -> None:
     grown = copy.deepcopy(current())
     grown["events"]["run.claimed"]["fields"]["zone"] = {"type": ["text"], "default": ""}
     grown["events"]["run.released"]["fields"]["reason"]["type"].append('"moved"')
+    grown["values"]["TaskSpec"]["fields"]["acceptance"]["type"][0] += " | ReviewCheck"
     grown["events"]["run.moved"] = {"life": True, "fields": {}}
     assert breaks(current(), grown) == []
-    assert additions(current(), grown) == ["run.claimed.zone", "run.released.reason", "run.moved"]
+    new = ["run.claimed.zone", "run.released.reason", "run.moved", "TaskSpec.acceptance"]
+    assert additions(current(), grown) == new
 
 
 def test_a_struct_may_grow_where_it_is_the_default_of_a_field() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -16,12 +17,14 @@ from libs.contracts.checks import (
     CommandCheck,
     DiffCheck,
     FileCheck,
+    HttpCheck,
     TestsCheck,
     Verdict,
     Verification,
     VerifyArguments,
 )
 from libs.contracts.tools import VERIFY, Refusal, ToolCall, ToolResult
+from tests.e2e.stage import living
 from tests.fakes.waiting import eventually
 from tests.service.hosting_owner import Owner, declare_dead, owned_run, toolhost, verifier
 
@@ -164,6 +167,55 @@ async def test_each_red_check_is_reported_with_its_evidence(site: Site) -> None:
     assert "so it is" in verification.checks[0].output_tail
     assert "did not end within 0.3 s" in verification.checks[1].reason
     assert "7 of 7 checks failed" in feedback
+
+
+SERVE = ["python3", "-B", "-m", "http.server", "8123", "--bind", "127.0.0.1"]
+CALC = "http://127.0.0.1:8123/calc.txt"
+# Its children leave its group and its session, and one of them never reads its mail.
+MUTE = "import socket, time; held = socket.create_server(('127.0.0.1', 8123)); time.sleep(8123.5)"
+STUBBORN = "trap '' TERM; setsid sleep 8123.5 & python3 -B -m http.server 8123 --bind 127.0.0.1; sleep 8123.5"
+
+
+async def test_the_workspaces_own_server_is_asked_and_ends_with_the_check(site: Site) -> None:
+    await site.write("calc.txt", "4\n")
+    checks: list[Check] = [
+        HttpCheck(start=SERVE, url=CALC, expect_body="^4$"),
+        HttpCheck(start=["sh", "-c", STUBBORN], url="http://localhost:8123/nothing", expect_status=404),
+    ]
+    verification, _ = await site.verify("Done.", checks)
+    assert verification.status is Verdict.PASSED, verification
+    first = verification.checks[0]
+    assert (first.kind, first.reason) == ("http", "answered 200, as expected")
+    assert first.subject == f"GET {CALC} of {' '.join(SERVE)}"
+    assert "HTTP 200\n4\n\nthe server said:" in first.output_tail
+    assert first.digests == {"commit": verification.commit, "body": hashlib.sha256(b"4\n").hexdigest()}
+    assert not living("http.server\0008123") + living("sleep\0008123.5")
+
+
+async def test_a_server_that_does_not_answer_as_wanted_fails_with_what_it_said(site: Site) -> None:
+    checks: list[Check] = [
+        HttpCheck(start=SERVE, url="http://127.0.0.1:8123/nothing"),
+        HttpCheck(start=SERVE, url=CALC, expect_body="^5$"),
+        HttpCheck(start=SERVE, url=CALC, expect_body="(a+)+$b("),
+        HttpCheck(start=["sh", "-c", "echo no database; exit 3"], url=CALC, timeout_s=1.0),
+        HttpCheck(start=["sleep", "8123.5"], url=CALC, timeout_s=1.0),
+        HttpCheck(start=["python3", "-c", MUTE], url=CALC, timeout_s=1.0),
+        HttpCheck(start=["no-such-program-here"], url=CALC, timeout_s=1.0),
+    ]
+    verification, feedback = await site.verify("Done.", checks)
+    assert [check.status for check in verification.checks] == [CheckStatus.FAILED] * 7
+    assert [check.reason[:45] for check in verification.checks] == [
+        "answered 404, expected 200",
+        "the body does not match '^5$'",
+        "the pattern '(a+)+$b(' is not a regular expre",
+        "the server ended with 3 before it answered",
+        "it did not answer in time: ConnectionRefusedE",
+        "it took the question and did not answer in ti",
+        "the server could not be started: No such file",
+    ]
+    assert "7 of 7 checks failed" in feedback
+    assert "no database" in feedback
+    assert not living("http.server\0008123") + living("sleep\0008123.5")
 
 
 async def test_checks_that_do_not_apply_never_make_a_run_pass(bus: Bus, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from libs.contracts import http
-from libs.contracts.checks import CommandCheck, DiffCheck, FileCheck, TestsCheck
+from libs.contracts.checks import CommandCheck, DiffCheck, FileCheck, HttpCheck, TestsCheck
 from libs.contracts.errors import ValidationFailed
 from libs.contracts.tasks import LimitOverrides
 
@@ -37,6 +37,7 @@ def test_a_task_becomes_the_spec_that_a_run_carries() -> None:
                 {"kind": "command", "argv": ["true"], "timeout_s": 5},
                 {"kind": "file", "path": "a.py", "contains": "def f"},
                 {"kind": "diff", "must_not_touch": ["tests/**"]},
+                {"kind": "http", "start": ["./serve"], "url": "http://[::1]:8000/a?b", "expect_status": 204},
             ],
         )
     )
@@ -53,6 +54,7 @@ def test_a_task_becomes_the_spec_that_a_run_carries() -> None:
         CommandCheck(argv=["true"], timeout_s=5.0),
         FileCheck(path="a.py", contains="def f"),
         DiffCheck(must_not_touch=["tests/**"]),
+        HttpCheck(start=["./serve"], url="http://[::1]:8000/a?b", expect_status=204),
     ]
 
 
@@ -72,7 +74,20 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"limits": {"max_iterations": 0}}, "limits.max_iterations"),
     ({"limits": {"max_iterations": 1.5}}, "limits.max_iterations"),
     ({"limits": {"max_steps": 3}}, "limits.max_steps"),
-    ({"acceptance": [{"kind": "http"}]}, "acceptance.0"),
+    ({"acceptance": [{"kind": "review"}]}, "acceptance.0"),
+    ({"acceptance": [{"kind": "http", "url": "http://localhost:80/"}]}, "acceptance.0.start"),
+    *(
+        ({"acceptance": [{"kind": "http", "start": ["a"], "url": url}]}, "acceptance.0.url")
+        for url in (
+            "http://example.org:80/",
+            "http://localhost/",
+            "http://localhost:99999/",
+            "https://localhost:80/",
+            "http://me@localhost:80/",
+            "http://127.0.0.1.example.org:80/",
+            "http://localhost:80/a b",
+        )
+    ),
     ({"acceptance": [{}]}, "acceptance.0"),
     ({"acceptance": [{"kind": "tests"}, {"kind": "command"}]}, "acceptance.1.argv"),
     ({"acceptance": [{"kind": "command", "argv": []}]}, "acceptance.0.argv"),
@@ -95,7 +110,9 @@ def test_a_bad_field_is_named(fields: dict[str, object], named: str) -> None:
 
 def test_an_unsupported_kind_of_check_says_which_are_supported() -> None:
     found = problems(body(acceptance=[{"kind": "browser", "url": "x"}]))
-    assert found == {"acceptance.0": "this kind is not supported; supported: command, tests, file, diff"}
+    assert found == {
+        "acceptance.0": "this kind is not supported; supported: command, tests, file, diff, http"
+    }
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ model was asked, so that it stays in the provider's cache for the whole run. No 
 from collections.abc import Collection
 from typing import assert_never
 
-from libs.contracts.checks import Check, CommandCheck, DiffCheck, FileCheck, TestsCheck
+from libs.contracts.checks import Check, CommandCheck, DiffCheck, FileCheck, HttpCheck, TestsCheck
 from libs.contracts.tasks import TaskSpec
 from libs.contracts.values import ProjectInstructions
 from services.executor.ingress.text import clipped, one_line
@@ -147,6 +147,9 @@ def shown(check: Check) -> str:
             wishes = [f"touches {', '.join(touch)}"] if touch else []
             wishes += [f"leaves {', '.join(leave)} alone"] if leave else []
             line = f"the change {' and '.join(wishes)}" if wishes else "the change"
+        case HttpCheck(start=start, url=url, expect_status=status, expect_body=body):
+            line = f"GET {url} of the server {' '.join(start)} answers {status}"
+            line += f" with a body that matches {body}" if body else ""
         case _:
             assert_never(check)
     return one_line(line, _CHECK_CHARS_MAX)

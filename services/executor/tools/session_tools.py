@@ -55,7 +55,7 @@ FEATURES = ToolSpec(
     name=WRITE_FEATURES,
     description=(
         "Write the project's list of features, all of them in one call. Each has an id, a title, what proves it "
-        "(`acceptance`: checks of kind command, file, diff or tests), what it depends on (ids) and a priority (lower is "
+        "(`acceptance`: checks of kind command, http, file, diff or tests), what it depends on (ids) and a priority (lower is "
         "sooner). Once the list is accepted features can only be added."
     ),
     parameters={
@@ -76,7 +76,9 @@ FEATURES = ToolSpec(
                             "items": {"type": "object"},
                             "description": (
                                 'For example {"kind": "command", "argv": ["python3", "-m", "unittest", "test_cart"]} '
-                                'or {"kind": "file", "path": "cart.py", "contains": "def total"}.'
+                                'or {"kind": "http", "start": ["python3", "shop.py"], "url": "http://127.0.0.1:8000/cart", '
+                                '"expect_status": 200, "expect_body": "Your cart"} for the page of a server, or '
+                                '{"kind": "file", "path": "cart.py", "contains": "def total"}.'
                             ),
                         },
                         "depends_on": {"type": "array", "items": {"type": "string"}},

@@ -1,0 +1,102 @@
+"""The checks that a request names, with their bounds; `checks.py` has them as runs carry them.
+
+Invariant: as for all bodies, what passed here is valid all the way down.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from libs.contracts.bodies import (
+    ARGUMENTS_MAX,
+    Argument,
+    Argv,
+    CheckSeconds,
+    Glob,
+    Name,
+    Pattern,
+    Request,
+    Text,
+    inside,
+)
+from libs.contracts.checks import CHECK_TIMEOUT_S, HTTP_TIMEOUT_S, local_address
+
+CHECKS_MAX = 64
+GLOBS_MAX = 256
+SUPPORTED_CHECKS = ("command", "tests", "file", "diff", "http")
+
+_HEX_DIGEST = r"^[0-9a-f]{64}$"
+
+
+def _is_local(url: str) -> str:
+    local_address(url)
+    return url
+
+
+class CommandCheckIn(Request):
+    """An argv that must exit as expected, run in a clean checkout of the workspace."""
+
+    kind: Literal["command"]
+    argv: Annotated[list[Argument], Field(min_length=1, max_length=ARGUMENTS_MAX)]
+    timeout_s: CheckSeconds = CHECK_TIMEOUT_S
+    expect_exit: Annotated[int, Field(ge=0, le=255)] = 0
+    expect_output: Pattern | None = None
+
+    @model_validator(mode="after")
+    def _names_a_program(self) -> "CommandCheckIn":
+        if not self.argv[0].strip():
+            raise ValueError("argv.0: must name a program")
+        return self
+
+
+class TestsCheckIn(Request):
+    """The configured test command."""
+
+    kind: Literal["tests"]
+    timeout_s: CheckSeconds = CHECK_TIMEOUT_S
+
+
+class FileCheckIn(Request):
+    """A file that must (not) exist, contain a pattern, or have a digest."""
+
+    kind: Literal["file"]
+    path: Annotated[Text, Field(min_length=1, max_length=4096), AfterValidator(inside)]
+    exists: bool = True
+    contains: Pattern | None = None
+    sha256: Annotated[str, Field(pattern=_HEX_DIGEST)] | None = None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "FileCheckIn":
+        if not self.exists and (self.contains is not None or self.sha256 is not None):
+            raise ValueError("a file that must not exist has neither 'contains' nor 'sha256'")
+        return self
+
+
+class DiffCheckIn(Request):
+    """Globs that the change since the run began must touch, and globs that it must not."""
+
+    kind: Literal["diff"]
+    must_touch: list[Glob] = Field(default=[], max_length=GLOBS_MAX)
+    must_not_touch: list[Glob] = Field(default=[], max_length=GLOBS_MAX)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "DiffCheckIn":
+        if not self.must_touch and not self.must_not_touch:
+            raise ValueError("name at least one glob in 'must_touch' or 'must_not_touch'")
+        return self
+
+
+class HttpCheckIn(Request):
+    """The workspace's own server, started in a clean checkout, must answer a GET as expected."""
+
+    kind: Literal["http"]
+    start: Argv
+    url: Annotated[Name, AfterValidator(_is_local)]
+    expect_status: Annotated[int, Field(ge=100, le=599)] = 200
+    expect_body: Pattern | None = None
+    timeout_s: CheckSeconds = HTTP_TIMEOUT_S
+
+
+CheckIn = Annotated[
+    CommandCheckIn | TestsCheckIn | FileCheckIn | DiffCheckIn | HttpCheckIn, Field(discriminator="kind")
+]
