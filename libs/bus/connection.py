@@ -17,6 +17,7 @@ from libs.bus.kv import ServerBucket
 from libs.bus.link import Credentials, Link
 from libs.bus.listing import subjects_of
 from libs.bus.log import ServerLog, Writer
+from libs.bus.micro import Announcement, announced
 from libs.bus.ports import Blobs, Bucket, DeadLetters, Log, LogKey, Queue, Timers, Wire
 from libs.bus.timers import ServerTimers
 from libs.bus.topology import Topology, check_durability
@@ -50,7 +51,7 @@ class ServerBus:
     """`Bus` over a NATS server. Made by `connect`."""
 
     def __init__(self, settings: BusSettings, link: Link, clock: Clock) -> None:
-        self._settings, self._link = settings, link
+        self._settings, self._link, self._clock = settings, link, clock
         self.subjects = Subjects(settings.prefix)
         self._js = JetStream(link, clock)
         self._topology = Topology(self._js, self.subjects, replicas=settings.replicas, shards=settings.shards)
@@ -61,7 +62,8 @@ class ServerBus:
         self.queue: Queue = ServerQueue(self._js, self.subjects)
         self.timers: Timers = ServerTimers(self._js, self.subjects)
         self.dead_letters: DeadLetters = ServerDeadLetters(self._js, self.subjects)
-        self.wire: Wire = ServerWire(link)
+        self._wire = ServerWire(link, clock)
+        self.wire: Wire = self._wire
         # `leases`, `checkpoints`, `journal`, `catalog` or `spending`.
         self.bucket: Callable[[str], Bucket] = self._bucket
 
@@ -108,6 +110,18 @@ class ServerBus:
                 if is_id("run", place.log_id):
                     found.append(LogKey(place.tenant, place.log_id))
         return sorted(found, key=lambda key: key.log_id)
+
+    @asynccontextmanager
+    async def announced(self, service: str, version: str, description: str) -> AsyncGenerator[None]:
+        """While the context lasts, `nats micro ls|info|stats` shows this process as `<prefix>-<service>`."""
+
+        def metadata() -> dict[str, str]:
+            return {"connection": self._settings.name, "boot": self._log.writer.boot}
+
+        name = f"{self.subjects.prefix}-{service}"
+        announcement = Announcement(name, version, description, metadata)
+        async with announced(self._link, self._clock, announcement, lambda: list(self._wire.answering)):
+            yield
 
     def set_writer(self, boot: str, version: str) -> None:
         """Who writes, for the header of every record from now on."""

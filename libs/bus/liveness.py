@@ -20,6 +20,7 @@ from libs.bus.ports import Bucket, Bus, Entry, Message, Replica
 from libs.contracts.clock import Clock
 from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError, Unavailable
 from libs.contracts.ids import new_boot_id
+from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import replica_key
 from libs.contracts.tools import AreYouAlive, ControlMessage, ControlReply
 
@@ -51,25 +52,6 @@ class Registration(NamedTuple):
     free: Callable[[], int] | None = None
     notes: Callable[[], dict[str, str]] | None = None
     silences: Callable[[], dict[str, float]] | None = None
-
-
-class LeaseValue(msgspec.Struct, frozen=True, kw_only=True):
-    """The value of `replica.<boot>` in the leases bucket. `beat` counts renewals. `silences`: for how many
-    seconds each run of a project that the process holds has shown no sign of life; `None`: it does not say."""
-
-    boot: str
-    service: str
-    replica: str
-    host: str
-    pid: int
-    process_start: int
-    slots: int
-    free: int
-    model_configured: bool
-    dead: bool = False
-    beat: int = 0
-    info: dict[str, str] = {}
-    silences: dict[str, float] | None = None
 
 
 @asynccontextmanager

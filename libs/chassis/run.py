@@ -120,6 +120,7 @@ async def _opened(stack: AsyncExitStack, service: str, settings: ServiceSettings
         connect(bus_settings(settings, f"{service}.{settings.replica_id}"), clock)
     )
     await bus.ensure_topology()
+    await stack.enter_async_context(bus.announced(service, VERSION, f"Perdure's {service}"))
     return bus
 
 

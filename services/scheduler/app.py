@@ -9,13 +9,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from libs.bus.creation import Creation
-from libs.bus.liveness import LeaseValue, Registration, register
+from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
 from libs.bus.runs import Runs, projects_of
 from libs.chassis.run import Chassis
 from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
+from libs.contracts.leases import LeaseValue
 from libs.contracts.tasks import Limits
 from services.scheduler.chores import Advance, Chores, unfinished
 from services.scheduler.deadlines import Deadlines

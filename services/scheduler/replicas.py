@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Bucket
 from libs.chassis.logs import get_logger
+from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import REPLICAS
 from services.scheduler.rows import Rows
 

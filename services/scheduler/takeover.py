@@ -6,10 +6,10 @@ everything. Only the leader asks; repeating any of this changes nothing (key: th
 
 import asyncio
 
-from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Bucket, Liveness, Queue
 from libs.chassis.logs import get_logger
 from libs.contracts.errors import Unavailable
+from libs.contracts.leases import LeaseValue
 from libs.contracts.streams import host_consumer
 from libs.contracts.subjects import Subjects, catalog_key
 from services.scheduler.leadership import Leadership

@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from libs.bus.connection import connect
-from libs.bus.liveness import Lease, LeaseValue, Registration, process_start, register
+from libs.bus.liveness import Lease, Registration, process_start, register
 from libs.bus.ports import Bus
 from libs.chassis.clock import SystemClock
+from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import replica_key
 from libs.contracts.tools import CancelCalls, ControlMessage, ControlReply
 from tests.bus.conftest import PREFIX

@@ -16,27 +16,15 @@ from typing import Any, cast
 import msgspec
 from msgspec import inspect
 
-from libs.contracts import checks, tasks, tools
+from libs.contracts import messages
 from libs.contracts.envelope import SCHEMA, RecordBody, WireEvent, event_kinds
-from libs.contracts.live import ModelDelta
 
 LOCK = Path(__file__).resolve().parents[2] / "libs" / "contracts" / "schema.lock.json"
 
 MESSAGES: tuple[type[msgspec.Struct], ...] = (
     WireEvent,
     RecordBody,
-    ModelDelta,
-    tasks.Ticket,
-    tasks.Timer,
-    checks.VerifyArguments,
-    tools.HostCatalog,
-    tools.ToolCall,
-    tools.ToolResult,
-    tools.JournalEntry,
-    tools.ToolNotice,
-    tools.CancelCalls,
-    tools.AreYouAlive,
-    tools.ControlReply,
+    *(kind for message in messages.MESSAGES for kind in message.kinds),
 )
 
 HOW_TO = """
@@ -205,6 +193,7 @@ def _alternatives(info: inspect.Type, structs: Schema) -> list[str]:
 
 
 _PLAIN: dict[type[inspect.Type], str] = {
+    inspect.BytesType: "base64",
     inspect.StrType: "text",
     inspect.IntType: "integer",
     inspect.FloatType: "number",

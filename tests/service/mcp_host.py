@@ -13,9 +13,9 @@ import msgspec
 
 from deploy.dev.nats_server import NatsServer
 from libs.bus.connection import connect
-from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Bus
 from libs.chassis.clock import SystemClock
+from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import catalog_key, replica_key
 from libs.contracts.tools import HostCatalog, Semantics, ToolCall, ToolResult, ToolSpec
 from services.toolhost.workspace import HIDDEN_FOLDER

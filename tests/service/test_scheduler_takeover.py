@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from deploy.dev.nats_server import NatsServer
-from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Bus, LogKey, Message
 from libs.contracts import events as e
 from libs.contracts.ids import new_boot_id
+from libs.contracts.leases import LeaseValue
 from libs.contracts.run import RunStatus
 from libs.contracts.subjects import catalog_key, replica_key
 from libs.contracts.tools import ControlReply

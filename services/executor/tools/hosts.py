@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from libs.bus.liveness import LeaseValue
 from libs.bus.ports import Bus
 from libs.chassis.logs import get_logger
+from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import replica_key
 from libs.contracts.tools import RUN_TOOLS, HostCatalog, ToolSpec
 
