@@ -4,18 +4,20 @@ Invariant: there is one `Bus` per process; it is usable again by itself after an
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from libs.bus.blobs import ServerBlobs
 from libs.bus.consumer import ServerQueue
+from libs.bus.counts import Backlog, Count
 from libs.bus.deadletters import ServerDeadLetters
-from libs.bus.facts import ServerFacts, examine
+from libs.bus.facts import ServerFacts, backlogs, examine
 from libs.bus.jetstream import NO_MESSAGE, JetStream, Refused
 from libs.bus.kv import ServerBucket
 from libs.bus.link import Credentials, Link
-from libs.bus.listing import subjects_of
+from libs.bus.listing import counted_subjects, subjects_of
 from libs.bus.log import ServerLog, Writer
 from libs.bus.micro import Announcement, announced
 from libs.bus.ports import Blobs, Bucket, DeadLetters, Log, LogKey, Queue, Timers, Wire
@@ -25,7 +27,7 @@ from libs.bus.wire import ServerWire
 from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable
 from libs.contracts.ids import SHARDS, is_id
-from libs.contracts.streams import buckets
+from libs.contracts.streams import buckets, streams
 from libs.contracts.subjects import Subjects
 
 # How long a health check waits for the log's leader.
@@ -56,10 +58,13 @@ class ServerBus:
         self._js = JetStream(link, clock)
         self._topology = Topology(self._js, self.subjects, replicas=settings.replicas, shards=settings.shards)
         self._js.repair = self._topology.repair
-        self._log = ServerLog(self._js, self.subjects, self.store("blobs"), shards=settings.shards)
+        self.counts: Counter[Count] = Counter()
+        self._log = ServerLog(
+            self._js, self.subjects, self.store("blobs"), self.counts, shards=settings.shards
+        )
         self._buckets = {spec.name: spec for spec in buckets(self.subjects)}
         self.log: Log = self._log
-        self.queue: Queue = ServerQueue(self._js, self.subjects)
+        self.queue: Queue = ServerQueue(self._js, self.subjects, self.counts)
         self.timers: Timers = ServerTimers(self._js, self.subjects)
         self.dead_letters: DeadLetters = ServerDeadLetters(self._js, self.subjects)
         self._wire = ServerWire(link, clock)
@@ -122,6 +127,13 @@ class ServerBus:
         announcement = Announcement(name, version, description, metadata)
         async with announced(self._link, self._clock, announcement, lambda: list(self._wire.answering)):
             yield
+
+    async def backlogs(self) -> list[Backlog]:
+        names = [spec.name for spec in streams(self.subjects, 0) if spec.retention == "workqueue"]
+        return await backlogs(self._js, names)
+
+    async def letters_kept(self) -> dict[str, int]:
+        return await counted_subjects(self._js, self.subjects.stream("dead"), ">")
 
     def set_writer(self, boot: str, version: str) -> None:
         """Who writes, for the header of every record from now on."""

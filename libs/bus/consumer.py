@@ -6,6 +6,7 @@ handled and gives back what was not begun. Everything is delivered at least once
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -14,6 +15,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from libs.bus.counts import Count
 from libs.bus.handling import handled, held
 from libs.bus.jetstream import MESSAGE_ID, NO_CONSUMER, NO_STREAM, JetStream, Refused
 from libs.bus.ports import Delivery, Handler, Outcome
@@ -46,8 +48,8 @@ class _StreamInfo(msgspec.Struct):
 class ServerQueue:
     """`Queue` over JetStream work-queue streams."""
 
-    def __init__(self, js: JetStream, subjects: Subjects) -> None:
-        self._js, self._subjects = js, subjects
+    def __init__(self, js: JetStream, subjects: Subjects, counts: Counter[Count]) -> None:
+        self._js, self._subjects, self.counts = js, subjects, counts
 
     async def publish(self, subject: str, body: bytes, *, message_id: str | None = None) -> None:
         # An id of its own makes a repeated try harmless; it must differ from every other within the window.
@@ -75,6 +77,7 @@ class ServerQueue:
             ORIGIN: f"{delivery.subject} {delivery.stream_sequence}",
         }
         await self._publish(subject, delivery.body, headers)
+        self.counts["dead_letters"] += 1
 
     async def remove_consumer(self, spec: ConsumerSpec) -> None:
         for name, body in (
@@ -200,6 +203,7 @@ class _Loop:
             delivered=position.delivered,
             stream_created=self._stream_created,
         )
+        self._queue.counts["redeliveries"] += delivery.delivered > 1
         # The key of idempotency is the handler's own; this loop only repeats.
         with _tracer.start_as_current_span(
             f"handle {self._spec.name}", context=_propagator.extract(headers), kind=SpanKind.CONSUMER

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from libs.bus.counts import Backlog
 from libs.bus.jetstream import NO_STREAM, JetStream, Refused
 from libs.contracts.clock import parse_rfc3339
 
@@ -80,6 +81,18 @@ class _Info(msgspec.Struct):
     ts: str | None = None
 
 
+class _Consumer(msgspec.Struct):
+    name: str
+    num_pending: int = 0
+    num_ack_pending: int = 0
+    num_redelivered: int = 0
+
+
+class _Consumers(msgspec.Struct):
+    total: int = 0
+    consumers: list[_Consumer] = []
+
+
 async def examine(js: JetStream, names: Sequence[str]) -> ServerFacts:
     """Ask about the account and the streams `names`. Raises `BusUnavailable` when nobody answers for JetStream."""
     try:
@@ -116,6 +129,28 @@ async def examine(js: JetStream, names: Sequence[str]) -> ServerFacts:
         asked_at=asked_at,
         round_trip_s=round_trip_s,
     )
+
+
+async def backlogs(js: JetStream, names: Sequence[str]) -> list[Backlog]:
+    """What waits at each durable consumer of the streams `names`; what is missing has none. Raises `Unavailable`."""
+    found: list[Backlog] = []
+    for name in names:
+        while True:
+            offset = sum(one.stream == name for one in found)
+            try:
+                answer = await js.api_patiently(f"CONSUMER.LIST.{name}", {"offset": offset})
+            except Refused as refused:
+                if refused.number == NO_STREAM:
+                    break
+                raise refused.translated() from refused
+            page = msgspec.json.decode(answer, type=_Consumers)
+            found += (
+                Backlog(name, one.name, one.num_pending, one.num_ack_pending, one.num_redelivered)
+                for one in page.consumers
+            )
+            if offset + len(page.consumers) >= page.total or not page.consumers:
+                break
+    return found
 
 
 async def _info(js: JetStream, name: str) -> _Info | None:

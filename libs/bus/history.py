@@ -5,6 +5,7 @@ nothing in between. Common cases cost one round trip (nothing new, one record ne
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from libs.contracts.errors import UnreadableRecord
 from libs.contracts.ids import shard_of
 from libs.contracts.offload import digests, put_back
 from libs.contracts.subjects import Subjects
+
+_log = logging.getLogger("perdure.bus")
 
 
 class Part(NamedTuple):
@@ -95,6 +98,20 @@ class History:
                     key = LogKey(place.tenant, place.log_id)
                     found[key] = max(found.get(key, 0), stored.sequence)
         return found, up_to
+
+    async def across(self, shard: int, after: int) -> list[Record]:
+        """A page of the records of all logs of a shard behind `after`, as any replica knows them, as they are stored. What
+        cannot be read is left out."""
+        page = await self._page(
+            self._subjects.log_stream(shard), self._subjects.log_of_shard(shard), after + 1
+        )
+        found: list[Record] = []
+        for stored in page.messages:
+            try:
+                found.append(record_of(self._subjects, stored))
+            except UnreadableRecord as error:
+                _log.warning("bus.record_left_out", extra={"fields": {"error": error.message}})
+        return found
 
     async def record(self, stored: Stored) -> Record:
         """A stored message as a record, its moved strings fetched. Raises `UnreadableRecord`."""

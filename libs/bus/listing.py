@@ -21,7 +21,12 @@ class _StreamInfo(msgspec.Struct):
 
 async def subjects_of(js: JetStream, stream: str, subjects: str) -> list[str]:
     """All subjects of a stream that match a filter. Raises `Unavailable`."""
-    found: list[str] = []
+    return list(await counted_subjects(js, stream, subjects))
+
+
+async def counted_subjects(js: JetStream, stream: str, subjects: str) -> dict[str, int]:
+    """The same, with how many messages each has. Raises `Unavailable`."""
+    found: dict[str, int] = {}
     while True:
         query = {"subjects_filter": subjects, "offset": len(found)}
         try:
@@ -29,6 +34,6 @@ async def subjects_of(js: JetStream, stream: str, subjects: str) -> list[str]:
         except Refused as refused:
             raise refused.translated() from refused
         page = msgspec.json.decode(answer, type=_StreamInfo).state.subjects
-        found += page
+        found |= page
         if len(page) < _SUBJECTS_PAGE:
             return found

@@ -17,12 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from libs.bus.ports import Bucket, Bus, Entry, Message, Replica
+from libs.bus.vitals import vitals
 from libs.contracts.clock import Clock
 from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError, Unavailable
 from libs.contracts.ids import new_boot_id
 from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import replica_key
-from libs.contracts.tools import AreYouAlive, ControlMessage, ControlReply
+from libs.contracts.tools import AreYouAlive, ControlMessage, ControlReply, HowAreYou, Vitals
 
 # A death is remembered for as long as a run may name the boot and still be picked up.
 DEATH_S = 7 * 24 * 3600.0
@@ -92,6 +93,7 @@ class Lease:
         self._boot, self._on_death = boot, on_death
         self._bucket: Bucket = bus.bucket("leases")
         self._ttl_s = registration.ttl_s
+        self._started_at = clock.now().timestamp()
         self._process_start = process_start(os.getpid()) or 0
         self._revision = 0
         self._beat = 0
@@ -129,6 +131,9 @@ class Lease:
             # The bus itself may have been away: then nobody could renew, and absence says nothing. Ask again later.
             return False
         return await self._write_death(boot)
+
+    def vitals(self) -> Vitals:
+        return vitals(self._boot, self._started_at, self._bus.counts)
 
     # --- The own lease ---
 
@@ -313,6 +318,8 @@ class _Answerer:
             raise PerdureError(f"a control message does not decode: {error}") from error
         if self._lease.is_declared_dead:
             raise PerdureError("this process was declared dead and answers nobody")
+        if isinstance(asked, HowAreYou):
+            return _encode(self._lease.vitals())
         if isinstance(asked, AreYouAlive) or self._control is None:
             return _encode(ControlReply(boot=self._lease.boot))
         return _encode(await self._control(asked))

@@ -6,13 +6,16 @@ record of which that is not sure is never reported as refused.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
+import msgspec
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from libs.bus.counts import Count, Extent
 from libs.bus.follow import Follows
 from libs.bus.history import History, blob_name
 from libs.bus.jetstream import TRY_S, JetStream, Patience, Refused
@@ -33,6 +36,10 @@ _log = logging.getLogger("perdure.bus")
 _propagator = TraceContextTextMapPropagator()
 
 
+class _StreamInfo(msgspec.Struct):
+    created: str = ""
+
+
 class Writer(NamedTuple):
     """Who writes: named in the header of every record."""
 
@@ -43,8 +50,10 @@ class Writer(NamedTuple):
 class ServerLog:
     """`Log` over JetStream."""
 
-    def __init__(self, js: JetStream, subjects: Subjects, blobs: Blobs, *, shards: int) -> None:
-        self._js, self._subjects, self._blobs = js, subjects, blobs
+    def __init__(
+        self, js: JetStream, subjects: Subjects, blobs: Blobs, counts: Counter[Count], *, shards: int
+    ) -> None:
+        self._js, self._subjects, self._blobs, self._counts = js, subjects, blobs, counts
         self._shards = shards
         self._history = History(js, subjects, blobs)
         self.follows = Follows(js.link, subjects, self._history, js.clock)
@@ -57,7 +66,12 @@ class ServerLog:
         if any(isinstance(event.body, RunDeleted) for event in draft.events):
             headers[_TTL] = f"{TOMBSTONE_S}s"
         subject = self._subjects.log(*draft.key, record.header.record_class)
-        sequence = await self._stored(draft, subject, record, headers)
+        try:
+            sequence = await self._stored(draft, subject, record, headers)
+        except AppendConflict:
+            self._counts["append_conflicts"] += 1
+            raise
+        self._counts["appends"] += 1
         record = record._replace(header=record.header._replace(stream_sequence=sequence))
         self.follows.appended(record)
         return record
@@ -100,6 +114,20 @@ class ServerLog:
             yield _Life(ordered, self._history)
         finally:
             await ordered.close()
+
+    async def extent(self, shard: int) -> Extent:
+        stream = self._subjects.log_stream(shard)
+        try:
+            info = msgspec.json.decode(
+                await self._js.api_patiently(f"STREAM.INFO.{stream}"), type=_StreamInfo
+            )
+        except Refused as refused:
+            raise refused.translated() from refused
+        newest = await self._js.last(stream, self._subjects.log_of_shard(shard))
+        return Extent(info.created, newest.sequence if newest is not None else 0)
+
+    async def across(self, shard: int, after: int) -> list[Record]:
+        return await self._history.across(shard, after)
 
     async def purge(self, key: LogKey, up_to: int) -> None:
         stream = self._subjects.log_stream(shard_of(key.log_id))

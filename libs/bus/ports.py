@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from libs.bus.counts import Counted, Extent
+from libs.bus.letters import DeadLetter, Letters
 from libs.contracts.envelope import Event, Record, record_class
 from libs.contracts.run import COPYING
 from libs.contracts.streams import ConsumerSpec
@@ -88,6 +90,15 @@ class Log(Protocol):
 
     def life(self, shard: int, after: int) -> AbstractAsyncContextManager[AsyncIterator[Record]]:
         """All `life` records of a shard behind stream sequence `after`, in order, then live. For projections."""
+        ...
+
+    async def extent(self, shard: int) -> Extent:
+        """How far a shard goes, from the leader."""
+        ...
+
+    async def across(self, shard: int, after: int) -> list[Record]:
+        """A page of the records of all logs of a shard behind `after`, in order, as they are stored: strings that were
+        moved out stay where they are. For counting; any replica answers, and one that lags shows less."""
         ...
 
     async def purge(self, key: LogKey, up_to: int) -> None:
@@ -177,30 +188,6 @@ class Timers(Protocol):
     async def standing(self) -> set[tuple[str, int]]:
         """Run and sequence of all timers that are set, or fired and not yet handled."""
         ...
-
-
-class DeadLetter(NamedTuple):
-    """A kept message. `sequence` is its id; `origin` the subject it was taken from; `at` (RFC 3339) when it was kept.
-
-    `kind`: the queue nobody could handle it from (`work`, `tools`, `timers`, `run`, ...) or `rejected` for a task that
-    was refused. `headers` are the message's own.
-    """
-
-    sequence: int
-    kind: str
-    subject: str
-    origin: str
-    reason: str
-    at: str
-    headers: dict[str, str]
-    body: bytes
-
-
-class Letters(NamedTuple):
-    """Part of a listing, newest first. `next_before` goes into the next `newest`; `None`: there is nothing older."""
-
-    letters: list[DeadLetter]
-    next_before: int | None
 
 
 class DeadLetters(Protocol):
@@ -330,7 +317,7 @@ class Wire(Protocol):
         ...
 
 
-class Bus(Protocol):
+class Bus(Counted, Protocol):
     """The bus as a process holds it: the server's (`connection.py`) or the twin's (`twin/server.py`)."""
 
     subjects: Subjects

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from libs.bus.counts import Extent
 from libs.bus.ports import (
     Bucket,
     Bus,
@@ -146,6 +147,12 @@ class _CrashingLog:
 
     def life(self, shard: int, after: int) -> AbstractAsyncContextManager[AsyncIterator[Record]]:
         return self._log.life(shard, after)
+
+    async def extent(self, shard: int) -> Extent:
+        return await self._log.extent(shard)
+
+    async def across(self, shard: int, after: int) -> list[Record]:
+        return await self._log.across(shard, after)
 
     async def purge(self, key: LogKey, up_to: int) -> None:
         with self._hooks.around("purge"):

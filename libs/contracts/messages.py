@@ -50,12 +50,15 @@ MESSAGES = (
     ),
     BusMessage(
         "control",
-        (tools.CancelCalls, tools.AreYouAlive),
+        (tools.CancelCalls, tools.AreYouAlive, tools.HowAreYou),
         "<p>.ctl.<boot>, a request",
-        "owners and the scheduler to any process",
+        "owners, the scheduler and gateways to any process",
     ),
     BusMessage(
         "control-reply", (tools.ControlReply,), "the reply on <p>.ctl.<boot>", "the process that was asked"
+    ),
+    BusMessage(
+        "vitals", (tools.Vitals,), "the reply on <p>.ctl.<boot> to HowAreYou", "the process that was asked"
     ),
     BusMessage(
         "live", (ModelDelta, tools.ToolNotice), "<p>.live.<tenant>.<run>", "owners and tool hosts, unstored"

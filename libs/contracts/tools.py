@@ -192,7 +192,25 @@ class AreYouAlive(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     asker: str
 
 
-ControlMessage = CancelCalls | AreYouAlive
+class HowAreYou(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="how_are_you"):
+    """On `<p>.ctl.<boot>`: asked for metrics. Answered by `Vitals`."""
+
+    asker: str
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process tells of itself. `started_at` is in seconds since 1970; a value that the system does not tell is
+    `None`. `counts` of its dealings with the bus only grow while it lives."""
+
+    boot: str
+    started_at: float
+    cpu_seconds: float
+    resident_bytes: int | None = None
+    open_files: int | None = None
+    counts: dict[str, int] = {}
+
+
+ControlMessage = CancelCalls | AreYouAlive | HowAreYou
 
 
 class ControlReply(msgspec.Struct, frozen=True, kw_only=True):

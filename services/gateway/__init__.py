@@ -2,7 +2,7 @@
 
 Owns nothing: every gateway answers for every run. Its index is a cache, its streams live as long as their clients.
 Consumes: the `life` of all shards (lists), the feed and the live subject of watched runs (streams), the liveness and
-catalog buckets (health), the spending bucket (quotas).
+catalog buckets (health), the spending bucket (quotas), all records when metrics are read, `<p>.ctl.<boot>` (metrics).
 Emits: `run.created`, `run.start_requested`, `run.cancel_requested`, `run.cancelled` (of runs that nobody owns),
 `run.pause_requested`, `run.resume_requested`, `input.received`, `reconciliation.resolved`, `message.received` and the
 tombstone `run.deleted`; in projects `project.created`, their pausing, resuming and cancelling, and features that a person

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.types import ASGIApp
 
@@ -26,12 +27,15 @@ from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.projection.follow import Projection, projection
 from libs.projection.sqlite import open_index
+from libs.projection.tallies import Tallies
 from services.gateway.artifacts import ArtifactsApi
 from services.gateway.auth import Keyring
 from services.gateway.commands import CommandsApi
 from services.gateway.copies import CopiesApi
 from services.gateway.deadletters import DeadLettersApi
 from services.gateway.health import HealthApi, Identity
+from services.gateway.measures import Gauges
+from services.gateway.metrics import MetricsApi
 from services.gateway.places import Places
 from services.gateway.policies import PoliciesApi
 from services.gateway.projects import ProjectsApi
@@ -44,6 +48,7 @@ from services.gateway.server import listen, serve_until
 from services.gateway.settings import GatewaySettings
 from services.gateway.stream import StreamApi
 from services.gateway.tasks import TasksApi
+from services.gateway.traffic import Traffic
 from services.gateway.watch import Watches
 
 _log = get_logger("gateway")
@@ -57,7 +62,7 @@ class Gateway:
     ) -> None:
         self._bus, self._runs, self._clock = bus, runs, clock
         self._liveness, self._settings = liveness, settings
-        self._requests = Requests()
+        self._requests, self._traffic = Requests(), Traffic(clock)
         self._projects = projects_of(bus, clock)
         self._spending = Spending(
             bus.bucket("spending"), clock, limit=settings.tenant_tokens_per_day, boot=liveness.boot
@@ -81,9 +86,10 @@ class Gateway:
             "explain_policy": policies.explain,
             "list_dead_letters": letters.find,
             "replay_dead_letter": letters.replay,
+            **self._measuring(watches, roster),
         }
         opened = {"health": health.health, "ready": health.ready}
-        return application(handlers, opened, keyring, self._clock, self._requests)
+        return application(handlers, opened, keyring, self._clock, self._requests, self._traffic)
 
     def _reading(self, rows: Projection, watches: Watches, roster: Roster) -> dict[str, Handler]:
         """What shows runs, by the names of the operations."""
@@ -158,11 +164,29 @@ class Gateway:
             shards=SHARDS,
         ).handlers()
 
+    def _measuring(self, watches: Watches, roster: Roster) -> dict[str, Handler]:
+        """What tells numbers."""
+        path = self._index_file("counts.json")
+        gauges = Gauges(
+            bus=self._bus,
+            roster=roster,
+            tallies=Tallies(self._bus.log, path, shards=SHARDS),
+            traffic=self._traffic,
+            watches=watches,
+            boot=self._liveness.boot,
+        )
+        metrics = MetricsApi(gauges)
+        return {"metrics": metrics.text, "metrics_view": metrics.view}
+
+    def _index_file(self, suffix: str) -> Path:
+        """A file of this replica's own, which may be deleted and costs a rebuild then."""
+        name = f"{self._bus.subjects.prefix}-{self._settings.replica_id}.{suffix}"
+        return self._settings.data / "index" / name
+
     @asynccontextmanager
     async def parts(self) -> AsyncGenerator[tuple[Projection, Watches]]:
         """The read model and the watches, with the tasks that keep them up to date."""
-        data = self._settings.data / "index"
-        path = data / f"{self._bus.subjects.prefix}-{self._settings.replica_id}.sqlite"
+        path = self._index_file("sqlite")
         checkpoints = Checkpoints(self._bus.bucket("checkpoints"), self._bus.store("blobs"), self._bus.log)
         async with (
             open_index(path) as index,

@@ -24,10 +24,12 @@ from services.gateway.operation import Operation
 from services.gateway.operations import OPERATIONS
 from services.gateway.problems import NotAllowedHere, RequestIds, failed
 from services.gateway.requests import Requests
+from services.gateway.traffic import ROUTE, Traffic
 
 Open = Callable[[Request], Awaitable[Response]]
 Handler = Callable[[Request, str], Awaitable[Response]]
 
+METRICS_PATHS = {"/api/metrics": "metrics", "/api/metrics/view": "metrics_view"}
 # The page loads nothing from anywhere but this gateway, whatever gets into it.
 _DOCS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 
@@ -41,16 +43,22 @@ def application(
     keyring: Keyring,
     clock: Clock,
     requests: Requests,
+    traffic: Traffic,
 ) -> ASGIApp:
     """The ASGI application: one handler for each operation of the table, by name."""
     by_path: dict[str, dict[str, Open]] = {}
     for operation in OPERATIONS:
         handler = opened.get(operation.name) or _known(handlers[operation.name], operation, keyring)
         by_path.setdefault(operation.path, {})[operation.method] = handler
+    # Of these the description says nothing: their formats are of another world than JSON.
+    for path, name in METRICS_PATHS.items():
+        by_path[path] = {"GET": _for(keyring.operator, handlers[name])}
     by_path["/openapi.json"] = {"GET": _described()}
     by_path["/docs"] = {"GET": _documented()}
     # Of what there is below /api, also of what there is not, only those learn who have a secret.
-    private = {operation.path for operation in OPERATIONS if operation.name not in opened}
+    private = {operation.path for operation in OPERATIONS if operation.name not in opened} | set(
+        METRICS_PATHS
+    )
     routes = [
         Route(
             path.replace("{path}", "{path:path}"),
@@ -62,13 +70,17 @@ def application(
     handled = {PerdureError: failed, HTTPException: failed, Exception: failed}
     app = Starlette(routes=routes, exception_handlers=handled)
     app.router.redirect_slashes = False
-    return RequestIds(app, clock)
+    return RequestIds(traffic.counting(app), clock)
 
 
 def _known(handler: Handler, operation: Operation, keyring: Keyring) -> Open:
     """The handler for whoever the secret of the request proves: a tenant, an operator, or either of them."""
     provers = {"operators": keyring.operator, "both": keyring.anybody}
-    prove = provers.get(operation.audience, keyring.tenant)
+    return _for(provers.get(operation.audience, keyring.tenant), handler)
+
+
+def _for(prove: Callable[[str | None], str], handler: Handler) -> Open:
+    """The handler for whom `prove` lets in."""
 
     async def handle(request: Request) -> Response:
         return await handler(request, prove(request.headers.get("authorization")))
@@ -89,6 +101,7 @@ class _Methods:
         self._allow = ", ".join(sorted(self._methods))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ROUTE] = self._path
         request = Request(scope, receive, send)
         handler = self._methods.get(request.method)
         if handler is None:

@@ -109,6 +109,8 @@ class Reader:
     def _keeps_up(self) -> bool:
         """Whether the window holds what this client wants next."""
         if self._place is None or self._place < self._watch.begin:
+            if self._place is not None and self._wanted.deltas:
+                self._watch.lose_up_to_begin(self._place, self._next)
             self._place = self._watch.place_of(self._next)
         return self._place is not None
 

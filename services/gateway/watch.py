@@ -79,6 +79,8 @@ class Watch:
         self._bytes = 0
         self._readings: set[asyncio.Timeout] = set()
         self._news = asyncio.Event()
+        # Deltas that clients lost because they could not keep up.
+        self.lost = 0
 
     @property
     def begin(self) -> int:
@@ -102,6 +104,12 @@ class Watch:
                     else None
                 )
         return None
+
+    def lose_up_to_begin(self, place: int, sequence: int) -> None:
+        """A client at `place` that wants event `sequence` next fell behind the window. Events have consecutive
+        sequences and are read from the log; the rest of what it passes over are deltas, and lost to it."""
+        first = next((entry.sequence for entry in self._window if entry.sequence), self.head.last + 1)
+        self.lost += max(0, self.begin - place - (first - sequence))
 
     def entries(self, place: int, bytes_max: int) -> list[Entry]:
         """Entries from `place` on, at least one if there is any, together at most about `bytes_max`."""
@@ -249,11 +257,17 @@ class Watches:
         self._projects = projects
         self._subjects, self._clock, self._group = subjects, clock, group
         self._slots: dict[LogKey, _Slot] = {}
+        self._lost = 0
         self.draining = False
 
     @property
     def clients(self) -> int:
         return sum(slot.users for slot in self._slots.values())
+
+    @property
+    def lost(self) -> int:
+        """Deltas that clients of this gateway lost because they could not keep up."""
+        return self._lost + sum(slot.watch.lost for slot in self._slots.values() if slot.watch is not None)
 
     @asynccontextmanager
     async def watch(self, key: LogKey) -> AsyncGenerator[Watch]:
@@ -263,12 +277,14 @@ class Watches:
         try:
             async with slot.opening:
                 if slot.watch is None or slot.watch.closed:
+                    self._lost += slot.watch.lost if slot.watch is not None else 0
                     slot.watch = await self._opened(key, slot)
             yield slot.watch
         finally:
             slot.users -= 1
             if slot.users == 0:
                 del self._slots[key]
+                self._lost += slot.watch.lost if slot.watch is not None else 0
                 if slot.task is not None:
                     slot.task.cancel()
 

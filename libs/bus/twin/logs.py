@@ -4,9 +4,11 @@ Invariant: a record is stored iff its log's newest record is the one that its wr
 logs of a shard, as in a stream.
 """
 
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
+from libs.bus.counts import Count, Extent
 from libs.bus.ports import Draft, LogKey, Wakeup
 from libs.bus.twin.link import Link, Tap
 from libs.bus.twin.stores import BlobStore
@@ -51,6 +53,20 @@ class LogStore:
         if not records or records[-1].header.stream_sequence <= after:
             return []
         return [record for record in records if record.header.stream_sequence > after]
+
+    def extent(self, shard: int) -> Extent:
+        return Extent("the twin's", self._sequences[shard])
+
+    def across(self, shard: int, after: int) -> list[Record]:
+        """All records of a shard behind `after`, in order."""
+        found = [
+            record
+            for key, records in self.records.items()
+            if shard_of(key.log_id) == shard
+            for record in records
+        ]
+        found.sort(key=lambda record: record.header.stream_sequence)
+        return [record for record in found if record.header.stream_sequence > after]
 
     def store(self, key: LogKey, expected: int, record: Record) -> Record:
         """Store a record behind the fence. Raises `AppendConflict`."""
@@ -114,15 +130,24 @@ class LogStore:
 class TwinLog:
     """`Log` of one process."""
 
-    def __init__(self, link: Link, store: LogStore, blobs: BlobStore, clock: Clock) -> None:
+    def __init__(
+        self, link: Link, store: LogStore, blobs: BlobStore, clock: Clock, counts: Counter[Count]
+    ) -> None:
         self._link, self._store, self._blobs, self._clock = link, store, blobs, clock
+        self._counts = counts
         self.boot = "unregistered"
 
     async def append(self, draft: Draft) -> Record:
         record = self._prepared(draft)
-        return await self._link.call(
-            "append", draft.key.log_id, lambda: self._store.store(draft.key, draft.expected, record)
-        )
+        try:
+            stored = await self._link.call(
+                "append", draft.key.log_id, lambda: self._store.store(draft.key, draft.expected, record)
+            )
+        except AppendConflict:
+            self._counts["append_conflicts"] += 1
+            raise
+        self._counts["appends"] += 1
+        return stored
 
     async def read(self, key: LogKey, after: int = 0) -> list[Record]:
         return await self._link.call("read", key.log_id, lambda: self._store.behind(key, after))
@@ -162,6 +187,13 @@ class TwinLog:
             yield tap
         finally:
             self._store.close_life(shard, tap)
+
+    async def extent(self, shard: int) -> Extent:
+        return await self._link.call("extent", str(shard), lambda: self._store.extent(shard))
+
+    async def across(self, shard: int, after: int) -> list[Record]:
+        records = await self._link.call("across", str(shard), lambda: self._store.across(shard, after))
+        return records[:PAGE_RECORDS]
 
     async def purge(self, key: LogKey, up_to: int) -> None:
         await self._link.call("purge", key.log_id, lambda: self._store.purge(key, up_to))

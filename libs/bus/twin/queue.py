@@ -6,12 +6,14 @@ was not begun.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from libs.bus.counts import Count
 from libs.bus.handling import handled, held
 from libs.bus.ports import Delivery, Handler, Outcome
 from libs.bus.twin.link import Link
@@ -33,8 +35,11 @@ _propagator = TraceContextTextMapPropagator()
 class TwinQueue:
     """Work queues over the streams that `find` knows by subject."""
 
-    def __init__(self, link: Link, subjects: Subjects, find: Find, clock: Clock) -> None:
+    def __init__(
+        self, link: Link, subjects: Subjects, find: Find, clock: Clock, counts: Counter[Count]
+    ) -> None:
         self._link, self._subjects, self._find, self._clock = link, subjects, find, clock
+        self._counts = counts
 
     async def publish(self, subject: str, body: bytes, *, message_id: str | None = None) -> None:
         named = message_id if message_id is not None else self._clock.entropy(12).hex()
@@ -69,6 +74,7 @@ class TwinQueue:
         # The same message is kept once, however often its handling was repeated.
         named = f"dead:{delivery.subject}:{delivery.stream_created}:{delivery.stream_sequence}"
         await self._publish(subject, headers, delivery.body, named)
+        self._counts["dead_letters"] += 1
 
     async def remove_consumer(self, spec: ConsumerSpec) -> None:
         stream = self._find(spec.filter_subject)
@@ -105,6 +111,7 @@ class TwinQueue:
         self, stream: StreamStore, spec: ConsumerSpec, handler: Handler, delivery: Delivery
     ) -> None:
         sequence = delivery.stream_sequence
+        self._counts["redeliveries"] += delivery.delivered > 1
 
         async def keep() -> None:
             self._link.send("keep", delivery.subject, lambda: stream.consumer(spec).keep(sequence))

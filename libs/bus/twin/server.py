@@ -3,8 +3,10 @@
 Invariant: what is stored outlives every connection; one server serves one deployment (one prefix) in one event loop.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
+from libs.bus.counts import Backlog, Count
 from libs.bus.ports import Blobs, Bucket, DeadLetters, Log, Queue, Wire
 from libs.bus.ports import Timers as TimersPort
 from libs.bus.twin.letters import TwinDeadLetters
@@ -68,9 +70,11 @@ class TwinBus:
     def __init__(self, server: TwinServer, link: Link) -> None:
         self._server, self.link = server, link
         self.subjects = server.subjects
-        self._log = TwinLog(link, server.logs, server.stores[server.subjects.stream("blobs")], server.clock)
+        self.counts: Counter[Count] = Counter()
+        blobs = server.stores[server.subjects.stream("blobs")]
+        self._log = TwinLog(link, server.logs, blobs, server.clock, self.counts)
         self.log: Log = self._log
-        self.queue: Queue = TwinQueue(link, server.subjects, server.stream, server.clock)
+        self.queue: Queue = TwinQueue(link, server.subjects, server.stream, server.clock, self.counts)
         self.timers: TimersPort = TwinTimers(link, server.scheduled)
         self.dead_letters: DeadLetters = TwinDeadLetters(link, server.subjects, server.stream, server.clock)
         self.bucket: Callable[[str], Bucket] = self._bucket
@@ -90,6 +94,13 @@ class TwinBus:
 
     async def usable(self) -> bool:
         return not self.link.closed
+
+    async def backlogs(self) -> list[Backlog]:
+        return [one for stream in self._server.streams for one in stream.backlogs()]
+
+    async def letters_kept(self) -> dict[str, int]:
+        kept = self._server.stream(self.subjects.dead("run")).messages.values()
+        return Counter(message.subject for message in kept)
 
     def set_writer(self, boot: str, version: str) -> None:
         del version

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from libs.bus.counts import Backlog
 from libs.bus.ports import Delivery
 from libs.bus.twin.link import Link, Timers
 from libs.contracts.clock import Clock, rfc3339
@@ -85,6 +86,9 @@ class StreamStore:
         for number in waiting:
             del self.messages[number]
 
+    def backlogs(self) -> list[Backlog]:
+        return [consumer.backlog() for consumer in self._consumers.values()]
+
     def lose_all(self) -> None:
         """Somebody deleted the stream under load; whoever uses it makes it again."""
         self.messages.clear()
@@ -131,6 +135,11 @@ class _Consumer:
         elif waiting is not None:
             again_s = max(again_after_s, AGAIN_S_MIN)
             self._pending[sequence] = self._stream.timers.at(again_s, lambda: self._again(sequence))
+
+    def backlog(self) -> Backlog:
+        again = sum(self._delivered.get(sequence, 0) > 1 for sequence in self._pending)
+        stream = self._stream.spec.name
+        return Backlog(stream, self._spec.name, len(self._ready), len(self._pending), again)
 
     def keep(self, sequence: int) -> None:
         """Its handler is still at it: its time to be acked begins anew."""
