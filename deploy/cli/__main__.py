@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from deploy.cli import knowledge_arguments, run_arguments
+from deploy.cli import knowledge_arguments, run_arguments, schedule_arguments
 from deploy.cli.run_arguments import positive
 
 SERVICES = ("gateway", "scheduler", "executor", "toolhost", "verifier")
@@ -54,6 +54,9 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser("runs", help="list, show, follow, answer, pause, cancel and delete runs")
     )
     _project(commands.add_parser("project", help="long-horizon projects: create, list, show, steer"))
+    schedule_arguments.add_actions(
+        commands.add_parser("schedule", help="tasks at their times: create, list, show, pause, fire, delete")
+    )
     _dead(commands.add_parser("dead", help="messages that nobody could handle, for operators"))
     _log(commands.add_parser("log", help="export, import, verify and replay logs, for operators"))
     knowledge_arguments.add_actions(

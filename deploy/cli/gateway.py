@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from libs.chassis.addresses import address
 from libs.chassis.settings import read_environment
 from libs.client import PerdureClient
-from libs.client.client import DEFAULT_URL
+from libs.client.wire import DEFAULT_URL
 from libs.contracts.errors import ConfigurationError
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}

@@ -21,6 +21,7 @@ from libs.contracts.evolve import evolve
 from libs.contracts.evolve_project import evolve_project
 from libs.contracts.project import PROJECT_FOLD_VERSION, ProjectState
 from libs.contracts.run import FOLD_VERSION, RunState
+from libs.contracts.schedule import SCHEDULE_FOLD_VERSION, ScheduleState, evolve_schedule
 from libs.contracts.subjects import checkpoint_key
 
 # A larger one becomes a blob: the bucket's stream takes no message over the server's 1 MiB.
@@ -108,6 +109,7 @@ class Fold(NamedTuple, Generic[S]):
 
 RUN_FOLD = Fold("run", FOLD_VERSION, Checkpointed[RunState], evolve)
 PROJECT_FOLD = Fold("project", PROJECT_FOLD_VERSION, Checkpointed[ProjectState], evolve_project)
+SCHEDULE_FOLD = Fold("schedule", SCHEDULE_FOLD_VERSION, Checkpointed[ScheduleState], evolve_schedule)
 
 
 class Resumed(NamedTuple, Generic[S]):

@@ -6,16 +6,20 @@ hash of the body in the log decides between "the same again" and a conflict.
 
 from typing import NamedTuple
 
+import msgspec
+
 from libs.bus.runs import Folded, Runs
 from libs.contracts.clock import Clock
 from libs.contracts.errors import AppendConflict, IdempotencyConflict, RunDeleted, ValidationFailed
 from libs.contracts.events import LogEvent, RunCreated, RunStartRequested
 from libs.contracts.ids import derived_run_id, random_run_id, task_id_of
+from libs.contracts.schedule import ScheduleState
 from libs.contracts.tasks import Limits, TaskSpec
 
 
 class CreateRequest(NamedTuple):
-    """`cause`: what the id derives from (an Idempotency-Key, a message), or `None` for a fresh run every time."""
+    """`cause`: what the id derives from (an Idempotency-Key, a message), or `None` for a fresh run every time; `run_id`:
+    the id itself, where it is settled already (a schedule's)."""
 
     tenant: str
     task: TaskSpec
@@ -26,6 +30,20 @@ class CreateRequest(NamedTuple):
     cause: tuple[str, ...] | None = None
     # The task that the run is of; `None`: one of its own.
     task_id: str | None = None
+    run_id: str | None = None
+
+
+def scheduled(state: ScheduleState, run_id: str) -> CreateRequest:
+    """A run of a schedule. Whoever makes it makes the same one."""
+    return CreateRequest(
+        tenant=state.tenant,
+        task=msgspec.structs.replace(state.spec.task, schedule=state.schedule_id),
+        body_hash=state.spec.task_hash,
+        auto_start=True,
+        by="schedule",
+        source="schedule",
+        run_id=run_id,
+    )
 
 
 class Created(NamedTuple):
@@ -77,7 +95,13 @@ class Creation:
         except AppendConflict:
             return await self._existing(request, run_id)
 
+    async def knows(self, tenant: str, run_id: str) -> bool:
+        """Whether this run was made; also of a deleted one, as long as its tombstone says so."""
+        return await self._runs.find(tenant, run_id) is not None
+
     def _run_id(self, request: CreateRequest) -> str:
+        if request.run_id is not None:
+            return request.run_id
         if request.cause is None:
             # Unkeyed runs spread over the open shards; the choice needs no memory.
             return random_run_id(self._clock, self._clock.entropy(1)[0] % self._shards)

@@ -1,4 +1,5 @@
-"""Folded logs: load by folding, commit behind the fence, carry out a command exactly once. For runs and projects alike.
+"""Folded logs: load by folding, commit behind the fence, carry out a command exactly once. For runs,
+projects and schedules alike.
 
 Invariant: every event of such a log is numbered, folded and appended here, on top of the state that was read; a state
 that the log does not hold is never returned.
@@ -12,15 +13,16 @@ from libs.bus.ports import Draft, Log, LogKey
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.envelope import Event, Record, decode_events
 from libs.contracts.errors import AppendConflict, BusUnavailable, NotFound
-from libs.contracts.events import LogEvent, RunDeleted
+from libs.contracts.events import LogEvent
 from libs.contracts.project_events import ProjectEvent
 from libs.contracts.run import COPYING
+from libs.contracts.schedule_events import ScheduleEvent
 
 # A command that loses the fence this often meets a log that is written faster than it can be read.
 COMMAND_TRIES_MAX = 20
 
 
-E = TypeVar("E", bound=LogEvent | ProjectEvent)
+E = TypeVar("E", bound=LogEvent | ProjectEvent | ScheduleEvent)
 
 
 class Folds(Generic[S, E]):
@@ -127,4 +129,4 @@ def _is_purged(records: Sequence[Record]) -> bool:
     """Whether the beginning of a log is gone and it ends with a tombstone."""
     if not records or records[0].header.first == 1:
         return False
-    return isinstance(decode_events(records[-1])[-1].body, RunDeleted)
+    return decode_events(records[-1])[-1].body.tombstone

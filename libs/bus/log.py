@@ -24,7 +24,6 @@ from libs.bus.ports import Blobs, Draft, LogKey, Wakeup
 from libs.contracts import envelope
 from libs.contracts.envelope import Record, RecordHeader
 from libs.contracts.errors import AppendConflict, BusUnavailable, InternalError, UnreadableRecord
-from libs.contracts.events import RunDeleted
 from libs.contracts.ids import new_message_id, shard_of
 from libs.contracts.offload import move_out
 from libs.contracts.streams import TOMBSTONE_S
@@ -63,7 +62,7 @@ class ServerLog:
         record = await self._prepared(draft)
         headers = _headers(record.header, self.writer.version)
         headers[envelope.EXPECTED_LAST_FILTER] = self._subjects.log_filter(*draft.key)
-        if any(isinstance(event.body, RunDeleted) for event in draft.events):
+        if any(event.body.tombstone for event in draft.events):
             headers[_TTL] = f"{TOMBSTONE_S}s"
         subject = self._subjects.log(*draft.key, record.header.record_class)
         try:

@@ -4,17 +4,17 @@ Invariant: `stream` gives every event of a run exactly once and in order, whatev
 when the run ended or waits for a person.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Literal, Self, TypeVar
+from typing import Literal
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel
 
-from libs.client.problems import GatewayUnreachable, problem
+from libs.client.problems import problem
+from libs.client.schedules import ScheduleCalls
 from libs.client.sse import EventParser
+from libs.client.wire import TIMEOUT_S, Wire, part
 from libs.contracts.artifacts import ArtifactList, DiffView
 from libs.contracts.errors import ConfigurationError, InternalError, PerdureError, Unavailable
 from libs.contracts.exchange import WireView
@@ -54,9 +54,6 @@ from libs.contracts.views import (
     TaskView,
 )
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-# A command may wait 15 s for the bus to elect a leader; the gateway answers by then.
-TIMEOUT_S = 30.0
 # The gateway pings at least every 15 s: three missed pings are a dead connection.
 SILENCE_S = 45.0
 # Reconnects wait 0.2 s and double up to 5 s; twenty of them in a row without an answer are a minute and a half.
@@ -71,47 +68,26 @@ _TERMINAL_TYPES = frozenset(f"run.{status.lower()}" for status in TERMINAL) | {
 ProjectCommand = Literal["pause", "resume", "cancel"]
 FeatureCommand = Literal["skip", "retry"]
 
-V = TypeVar("V", bound=BaseModel)
-Sleep = Callable[[float], Awaitable[None]]
 # Told once an outage, before the first new attempt.
 Reconnecting = Callable[[PerdureError], None]
 
 
-class PerdureClient:
+class PerdureClient(Wire):
     """An async client; use it as a context manager. Failures are raised as `PerdureError`."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        token: str | None = None,
-        *,
-        timeout_s: float = TIMEOUT_S,
-        sleep: Sleep = asyncio.sleep,
-    ) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=timeout_s, transport=_Transport()
-        )
-        self._url, self._sleep = url, sleep
-        self._was_there = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._http.aclose()
+    @property
+    def schedules(self) -> ScheduleCalls:
+        """What can be asked about schedules."""
+        return ScheduleCalls(self)
 
     async def create_task(self, task: TaskCreate, *, idempotency_key: str | None = None) -> TaskCreated:
-        return await self._post("/api/tasks", TaskCreated, task, idempotency_key)
+        return await self.post("/api/tasks", TaskCreated, task, idempotency_key)
 
     async def task(self, task_id: str) -> TaskView:
-        return await self._get(f"/api/tasks/{_part(task_id)}", TaskView)
+        return await self.get(f"/api/tasks/{part(task_id)}", TaskView)
 
     async def run(self, run_id: str) -> RunView:
-        return await self._get(f"/api/runs/{_part(run_id)}", RunView)
+        return await self.get(f"/api/runs/{part(run_id)}", RunView)
 
     async def runs(
         self,
@@ -124,34 +100,34 @@ class PerdureClient:
     ) -> RunList:
         """One page, newest first; ask again with its `next_cursor` until that is null."""
         query = {"status": status, "task_id": task_id, "q": q, "limit": limit, "cursor": cursor}
-        return await self._get("/api/runs", RunList, query)
+        return await self.get("/api/runs", RunList, query)
 
     async def start(self, run_id: str) -> CommandAccepted:
-        return await self._post(f"/api/runs/{_part(run_id)}/start", CommandAccepted)
+        return await self.post(f"/api/runs/{part(run_id)}/start", CommandAccepted)
 
     async def cancel(self, run_id: str) -> CommandAccepted:
-        return await self._post(f"/api/runs/{_part(run_id)}/cancel", CommandAccepted)
+        return await self.post(f"/api/runs/{part(run_id)}/cancel", CommandAccepted)
 
     async def pause(self, run_id: str) -> CommandAccepted:
-        return await self._post(f"/api/runs/{_part(run_id)}/pause", CommandAccepted)
+        return await self.post(f"/api/runs/{part(run_id)}/pause", CommandAccepted)
 
     async def resume(self, run_id: str) -> CommandAccepted:
-        return await self._post(f"/api/runs/{_part(run_id)}/resume", CommandAccepted)
+        return await self.post(f"/api/runs/{part(run_id)}/resume", CommandAccepted)
 
     async def fork(self, run_id: str, fork: Fork, *, idempotency_key: str | None = None) -> RunMade:
         """A new run that goes on from an event of this one."""
-        return await self._post(f"/api/runs/{_part(run_id)}/fork", RunMade, fork, idempotency_key)
+        return await self.post(f"/api/runs/{part(run_id)}/fork", RunMade, fork, idempotency_key)
 
     async def retry(
         self, run_id: str, retry: Retry | None = None, *, idempotency_key: str | None = None
     ) -> RunMade:
         """A new run of the task of one that has ended."""
-        path = f"/api/runs/{_part(run_id)}/retry"
-        return await self._post(path, RunMade, retry or Retry(), idempotency_key)
+        path = f"/api/runs/{part(run_id)}/retry"
+        return await self.post(path, RunMade, retry or Retry(), idempotency_key)
 
     async def delete(self, run_id: str) -> None:
         """Delete an ended run with all that it left."""
-        await self._send("DELETE", f"/api/runs/{_part(run_id)}")
+        await self.send("DELETE", f"/api/runs/{part(run_id)}")
 
     async def reply(
         self,
@@ -162,106 +138,106 @@ class PerdureClient:
         idempotency_key: str | None = None,
     ) -> CommandAccepted:
         body = read_body(Reply, {"answer": answer, "question_id": question_id})
-        return await self._post(f"/api/runs/{_part(run_id)}/reply", CommandAccepted, body, idempotency_key)
+        return await self.post(f"/api/runs/{part(run_id)}/reply", CommandAccepted, body, idempotency_key)
 
     async def approve(
         self, run_id: str, decision: Approval, *, idempotency_key: str | None = None
     ) -> CommandAccepted:
         """Approve or reject the call that the run waits to make."""
-        path = f"/api/runs/{_part(run_id)}/approve"
-        return await self._post(path, CommandAccepted, decision, idempotency_key)
+        path = f"/api/runs/{part(run_id)}/approve"
+        return await self.post(path, CommandAccepted, decision, idempotency_key)
 
     async def reconcile(
         self, run_id: str, decision: Reconciliation, *, idempotency_key: str | None = None
     ) -> CommandAccepted:
         """Say what became of the call whose outcome nobody knows."""
-        path = f"/api/runs/{_part(run_id)}/reconcile"
-        return await self._post(path, CommandAccepted, decision, idempotency_key)
+        path = f"/api/runs/{part(run_id)}/reconcile"
+        return await self.post(path, CommandAccepted, decision, idempotency_key)
 
     async def message(self, run_id: str, text: str, *, idempotency_key: str | None = None) -> CommandAccepted:
         body = read_body(SteeringMessage, {"text": text})
-        return await self._post(f"/api/runs/{_part(run_id)}/message", CommandAccepted, body, idempotency_key)
+        return await self.post(f"/api/runs/{part(run_id)}/message", CommandAccepted, body, idempotency_key)
 
     async def questions(self, run_id: str) -> QuestionList:
-        return await self._get(f"/api/runs/{_part(run_id)}/questions", QuestionList)
+        return await self.get(f"/api/runs/{part(run_id)}/questions", QuestionList)
 
     async def events(self, run_id: str, *, after_sequence: int = 0, limit: int | None = None) -> EventsPage:
         query = {"after_sequence": after_sequence, "limit": limit}
-        return await self._get(f"/api/runs/{_part(run_id)}/events", EventsPage, query)
+        return await self.get(f"/api/runs/{part(run_id)}/events", EventsPage, query)
 
     async def event(self, run_id: str, sequence: int) -> EventView:
         """One event with its whole payload, however long."""
-        return await self._get(f"/api/runs/{_part(run_id)}/events/{sequence}", EventView)
+        return await self.get(f"/api/runs/{part(run_id)}/events/{sequence}", EventView)
 
     async def wire(self, run_id: str, sequence: int) -> WireView:
         """The recording of the model call that an event ended."""
-        return await self._get(f"/api/runs/{_part(run_id)}/wire/{sequence}", WireView)
+        return await self.get(f"/api/runs/{part(run_id)}/wire/{sequence}", WireView)
 
     async def artifacts(
         self, run_id: str, *, limit: int | None = None, cursor: str | None = None
     ) -> ArtifactList:
         """One page of the files of the run's workspace."""
         query = {"limit": limit, "cursor": cursor}
-        return await self._get(f"/api/runs/{_part(run_id)}/artifacts", ArtifactList, query)
+        return await self.get(f"/api/runs/{part(run_id)}/artifacts", ArtifactList, query)
 
     async def artifact(self, run_id: str, path: str | bytes) -> bytes:
         """The bytes of one file, all of them in memory."""
-        return await self._send("GET", f"/api/runs/{_part(run_id)}/artifacts/{quote(path, safe='/')}")
+        return await self.send("GET", f"/api/runs/{part(run_id)}/artifacts/{quote(path, safe='/')}")
 
     async def diff(self, run_id: str, *, path: str | None = None) -> DiffView:
         """What changed in the run's workspace since the run began."""
-        return await self._get(f"/api/runs/{_part(run_id)}/diff", DiffView, {"path": path})
+        return await self.get(f"/api/runs/{part(run_id)}/diff", DiffView, {"path": path})
 
     async def dead_letters(
         self, *, kind: str | None = None, limit: int | None = None, cursor: str | None = None
     ) -> DeadLetterList:
         """One page, newest first. In secure mode the token is the operators' key."""
         query = {"kind": kind, "limit": limit, "cursor": cursor}
-        return await self._get("/api/dead-letters", DeadLetterList, query)
+        return await self.get("/api/dead-letters", DeadLetterList, query)
 
     async def replay_dead_letter(self, letter_id: str) -> DeadLetterReplayed:
         """Send a dead letter's message again to where it came from."""
-        return await self._post(f"/api/dead-letters/{_part(letter_id)}/replay", DeadLetterReplayed)
+        return await self.post(f"/api/dead-letters/{part(letter_id)}/replay", DeadLetterReplayed)
 
     async def explain_policy(self, question: PolicyQuestion) -> DecisionView:
         """What the policy would decide about a call."""
-        return await self._post("/api/policy/explain", DecisionView, question)
+        return await self.post("/api/policy/explain", DecisionView, question)
 
     async def create_project(
         self, project: ProjectCreate, *, idempotency_key: str | None = None
     ) -> ProjectCreated:
-        return await self._post("/api/projects", ProjectCreated, project, idempotency_key)
+        return await self.post("/api/projects", ProjectCreated, project, idempotency_key)
 
     async def projects(
         self, *, status: str | None = None, limit: int | None = None, cursor: str | None = None
     ) -> ProjectList:
         """One page, newest first."""
         query = {"status": status, "limit": limit, "cursor": cursor}
-        return await self._get("/api/projects", ProjectList, query)
+        return await self.get("/api/projects", ProjectList, query)
 
     async def project(self, project_id: str) -> ProjectView:
         """The progress card. `stream` follows a project's own events by its id."""
-        return await self._get(f"/api/projects/{_part(project_id)}", ProjectView)
+        return await self.get(f"/api/projects/{part(project_id)}", ProjectView)
 
     async def features(self, project_id: str) -> FeatureList:
-        return await self._get(f"/api/projects/{_part(project_id)}/features", FeatureList)
+        return await self.get(f"/api/projects/{part(project_id)}/features", FeatureList)
 
     async def command_project(
         self, project_id: str, command: ProjectCommand, body: ProjectResume | None = None
     ) -> ProjectCommandAccepted:
         """Pause, resume (with other limits, if some are given) or cancel a project."""
-        path = f"/api/projects/{_part(project_id)}/{command}"
-        return await self._post(path, ProjectCommandAccepted, body)
+        path = f"/api/projects/{part(project_id)}/{command}"
+        return await self.post(path, ProjectCommandAccepted, body)
 
     async def command_feature(
         self, project_id: str, feature_id: str, command: FeatureCommand
     ) -> ProjectCommandAccepted:
         """Skip or retry a feature."""
-        path = f"/api/projects/{_part(project_id)}/features/{_part(feature_id)}/{command}"
-        return await self._post(path, ProjectCommandAccepted)
+        path = f"/api/projects/{part(project_id)}/features/{part(feature_id)}/{command}"
+        return await self.post(path, ProjectCommandAccepted)
 
     async def health(self) -> HealthView:
-        return await self._get("/api/health", HealthView)
+        return await self.get("/api/health", HealthView)
 
     async def ready(self) -> bool:
         """Whether the gateway can use its bus and log. An unreachable gateway is not ready."""
@@ -321,7 +297,7 @@ class PerdureClient:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(seen)}
         timeout = httpx.Timeout(TIMEOUT_S, read=SILENCE_S)
         kind = "projects" if run_id.startswith("project_") else "runs"
-        path = f"/api/{kind}/{_part(run_id)}/stream"
+        path = f"/api/{kind}/{part(run_id)}/stream"
         async with self._http.stream(
             "GET", path, params=dict(query), headers=headers, timeout=timeout
         ) as response:
@@ -336,64 +312,6 @@ class PerdureClient:
             async for chunk in response.aiter_bytes():
                 for event in parser.feed(chunk):
                     yield EventView.model_validate_json(event.data)
-
-    async def _get(self, path: str, view: type[V], query: Mapping[str, object] | None = None) -> V:
-        params = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        return view.model_validate_json(await self._send("GET", path, params=params))
-
-    async def _post(
-        self,
-        path: str,
-        view: type[V],
-        body: BaseModel | None = None,
-        idempotency_key: str | None = None,
-    ) -> V:
-        headers = {"Content-Type": "application/json"}
-        if idempotency_key is not None:
-            headers["Idempotency-Key"] = idempotency_key
-        content = body.model_dump_json(exclude_unset=True, by_alias=True) if body is not None else "{}"
-        return view.model_validate_json(await self._send("POST", path, headers=headers, content=content))
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        content: str | None = None,
-    ) -> bytes:
-        try:
-            response = await self._http.request(method, path, params=params, headers=headers, content=content)
-        except httpx.TransportError as error:
-            raise self._lost(error) from error
-        self._was_there = True
-        if response.is_error:
-            raise problem(response.status_code, response.content, response.headers.get("Retry-After"))
-        return response.content
-
-    def _lost(self, error: Exception) -> PerdureError:
-        if isinstance(error, PerdureError):
-            return error
-        return GatewayUnreachable(
-            f"no gateway answers at {self._url} ({type(error).__name__}); start one with `perdure up`, "
-            "or name the right one in PERDURE_URL"
-        )
-
-
-class _Transport(httpx.AsyncHTTPTransport):
-    """A gateway that dies while a connection to it is made looks like any other that is not there."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        try:
-            return await super().handle_async_request(request)
-        except AttributeError as error:
-            # On uvloop the library below asks the socket of a connection that is closed already for its peer.
-            raise httpx.ConnectError("the connection broke while it was made", request=request) from error
-
-
-def _part(identifier: str) -> str:
-    return quote(identifier, safe="")
 
 
 def _flag(value: bool) -> str:

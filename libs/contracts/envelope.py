@@ -13,13 +13,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from libs.contracts import events, project_events
+from libs.contracts import events, project_events, schedule_events
 from libs.contracts.errors import NewerRecord, PerdureError, UnreadableRecord
 from libs.contracts.events import EventBody, LogEvent
 from libs.contracts.project_events import ProjectEvent
+from libs.contracts.schedule_events import ScheduleEvent
 from libs.contracts.subjects import RecordClass
 
 SCHEMA = 1
+# What any log of Perdure may hold.
+AnyEvent = LogEvent | ProjectEvent | ScheduleEvent
 # Bounds of one record: the server refuses messages over 1 MiB and drops connections that send them, and a reader
 # holds a batch of records in memory. The largest strings of an event go to blobs before a record gets that big.
 RECORD_BYTES_MAX = 512 * 1024
@@ -51,12 +54,12 @@ class WireEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Event(NamedTuple):
     """A decoded event: its place in its log, its time, and what became true. `run_id` names the log: a run's, a
-    workspace's, a project's."""
+    workspace's, a project's, a schedule's."""
 
     sequence: int
     run_id: str
     at: str
-    body: LogEvent | ProjectEvent
+    body: AnyEvent
 
 
 class RecordBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,10 +208,13 @@ def parse_header(headers: dict[str, str], *, stream_sequence: int, record_class:
         raise UnreadableRecord(f"record {stream_sequence} lacks or garbles a header: {error!r}") from error
 
 
-def event_kinds() -> dict[str, type[LogEvent | ProjectEvent]]:
+def event_kinds() -> dict[str, type[AnyEvent]]:
     """Every kind of event by its public name."""
-    project_kinds: tuple[type[ProjectEvent], ...] = typing.get_args(project_events.ProjectEvent)
-    return {**run_event_kinds(), **{kind.type: kind for kind in project_kinds}}
+    others: tuple[type[ProjectEvent | ScheduleEvent], ...] = (
+        *typing.get_args(project_events.ProjectEvent),
+        *typing.get_args(schedule_events.ScheduleEvent),
+    )
+    return {**run_event_kinds(), **{kind.type: kind for kind in others}}
 
 
 def run_event_kinds() -> dict[str, type[LogEvent]]:
@@ -220,6 +226,6 @@ def run_event_kinds() -> dict[str, type[LogEvent]]:
 _encoder = msgspec.json.Encoder()
 _record_decoder = msgspec.json.Decoder(RecordBody)
 _raw_decoder = msgspec.json.Decoder(RawRecordBody)
-_body_decoders: dict[str, msgspec.json.Decoder[LogEvent | ProjectEvent]] = {
+_body_decoders: dict[str, msgspec.json.Decoder[AnyEvent]] = {
     name: msgspec.json.Decoder(kind) for name, kind in event_kinds().items()
 }

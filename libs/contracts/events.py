@@ -112,6 +112,7 @@ class RunDeleted(EventBody, frozen=True, kw_only=True):
 
     type = "run.deleted"
     life = True
+    tombstone = True
     body_hash: str
     by: str
 

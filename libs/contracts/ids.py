@@ -3,7 +3,7 @@
 Invariant: the shard is part of a run's id, so any process finds a run's log from its id alone; ids that the
 machinery makes derive from their cause, so the same cause never makes two.
 
-    run_<shard>_<body>   task_<shard>_<body>   project_<shard>_<body>   ws_<shard>_<body>
+    run_<shard>_<body>   task_<shard>_<body>   project_<shard>_<body>   schedule_<shard>_<body>   ws_<shard>_<body>
     body: 26 characters of Crockford's base 32 (128 bits): time + random, or the hash of the cause
 """
 
@@ -18,7 +18,7 @@ SHARDS = 1
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _BODY_CHARS = 26
-_KINDS = ("run", "task", "project", "ws")
+_KINDS = ("run", "task", "project", "schedule", "ws")
 _ID = re.compile(rf"^({'|'.join(_KINDS)})_(0|[1-9][0-9]{{0,2}})_([{_ALPHABET}]{{{_BODY_CHARS}}})$")
 # Tenant names, replica ids and the prefix become tokens of a subject: nothing that NATS gives a meaning to.
 _TOKEN = re.compile(r"^[a-z0-9_-]{1,64}$")
@@ -30,7 +30,7 @@ def is_token(text: str) -> bool:
 
 
 def is_id(kind: str, text: str) -> bool:
-    """Whether `text` is a well-formed id of this kind (`run`, `task`, `project`, `ws`)."""
+    """Whether `text` is a well-formed id of this kind (`run`, `task`, `project`, `schedule`, `ws`)."""
     match = _ID.fullmatch(text)
     return match is not None and match.group(1) == kind
 
@@ -68,6 +68,22 @@ def random_project_id(clock: Clock, shard: int) -> str:
 def derived_project_id(shards: int, *cause: str) -> str:
     """The project id of a cause, as `derived_run_id` makes those of runs."""
     return "project_" + derived_run_id(shards, "project", *cause).removeprefix("run_")
+
+
+def random_schedule_id(clock: Clock, shard: int) -> str:
+    """A fresh schedule id in an open shard."""
+    return f"schedule_{shard}_{_timed_body(clock.now(), clock.entropy(10))}"
+
+
+def derived_schedule_id(shards: int, *cause: str) -> str:
+    """The schedule id of a cause, as `derived_run_id` makes those of runs."""
+    return "schedule_" + derived_run_id(shards, "schedule", *cause).removeprefix("run_")
+
+
+def scheduled_run_id(schedule_id: str, mark: str) -> str:
+    """The run of a schedule's time (RFC 3339), or of a client's request: always the same, in the schedule's shard."""
+    digest = hashlib.sha256(f"{schedule_id}\0{mark}".encode()).digest()
+    return f"run_{shard_of(schedule_id)}_{_encode(digest[:16])}"
 
 
 def session_run_id(project_id: str, session: int, stage: str) -> str:

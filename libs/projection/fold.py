@@ -16,6 +16,7 @@ from libs.contracts.ids import is_id
 from libs.contracts.project import TERMINAL
 from libs.contracts.projects import FeatureStatus, Phase
 from libs.contracts.values import Listed, Usage
+from libs.projection.schedules import ScheduleMade, ScheduleMoved, ScheduleRemoved, schedule_changes
 
 # What a list shows of a goal; the search looks at all of it.
 TITLE_CHARS_MAX = 500
@@ -109,13 +110,27 @@ class ProjectMoved(NamedTuple):
     committed: int = 0
 
 
-Change = ProjectMade | ProjectMoved | RunMade | RunMoved | UsageCounted | RunRemoved | Asked | Answered
+Change = (
+    ProjectMade
+    | ProjectMoved
+    | ScheduleMade
+    | ScheduleMoved
+    | ScheduleRemoved
+    | RunMade
+    | RunMoved
+    | UsageCounted
+    | RunRemoved
+    | Asked
+    | Answered
+)
 
 
 def changes(record: Record) -> list[Change]:
-    """The changes of rows that a life record means; none for logs that are neither a run's nor a project's."""
+    """The changes of rows that a life record means; none for logs of workspaces."""
     if is_id("project", record.log_id):
         return _project_changes(record)
+    if is_id("schedule", record.log_id):
+        return list(schedule_changes(record, _events(record)))
     if not is_id("run", record.log_id):
         return []
     found: list[Change] = []

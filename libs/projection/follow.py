@@ -15,7 +15,15 @@ from libs.contracts.envelope import Record
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.ids import is_id, shard_of
 from libs.contracts.run import EXPERIMENT, RunStatus
-from libs.projection.rows import Position, ProjectQuery, ProjectRow, RunQuery, RunRow
+from libs.projection.rows import (
+    Position,
+    ProjectQuery,
+    ProjectRow,
+    RunQuery,
+    RunRow,
+    ScheduleQuery,
+    ScheduleRow,
+)
 from libs.projection.sqlite import SqliteIndex
 
 # A batch is one transaction: large enough to rebuild quickly, small enough to let a reader in between.
@@ -56,6 +64,11 @@ class Projection:
         """A page of projects, like `runs`."""
         await self._catch_up()
         return await self._index.projects(query)
+
+    async def schedules(self, query: ScheduleQuery) -> list[ScheduleRow]:
+        """A page of schedules, like `runs`."""
+        await self._catch_up()
+        return await self._index.schedules(query)
 
     async def _catch_up(self) -> None:
         try:

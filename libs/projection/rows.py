@@ -92,6 +92,38 @@ class ProjectRow(NamedTuple):
         return Cursor(self.created_at, self.project_id)
 
 
+class ScheduleQuery(NamedTuple):
+    tenant: str
+    limit: int = LIMIT_DEFAULT
+    statuses: tuple[str, ...] = ()
+    before: Cursor | None = None
+
+
+class ScheduleRow(NamedTuple):
+    """A schedule as lists show it."""
+
+    schedule_id: str
+    tenant: str
+    name: str
+    cron: str
+    timezone: str
+    overlap: str
+    enabled: int
+    status: str
+    created_at: str
+    next_at: str | None
+    last_run_id: str | None
+    last_due_at: str | None
+    fires: int
+    missed: int
+    skipped: int
+    last_sequence: int
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(self.created_at, self.schedule_id)
+
+
 class Position(NamedTuple):
     """How far a shard is folded: the last record applied, named so that another log is recognised."""
 

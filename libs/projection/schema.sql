@@ -51,6 +51,26 @@ CREATE TABLE projects (
 ) WITHOUT ROWID;
 CREATE INDEX projects_newest ON projects (tenant, created_at, project_id);
 
+CREATE TABLE schedules (
+    schedule_id TEXT PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    name TEXT NOT NULL,
+    cron TEXT NOT NULL,
+    timezone TEXT NOT NULL,
+    overlap TEXT NOT NULL,
+    enabled INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    next_at TEXT,
+    last_run_id TEXT,
+    last_due_at TEXT,
+    fires INTEGER NOT NULL DEFAULT 0,
+    missed INTEGER NOT NULL DEFAULT 0,
+    skipped INTEGER NOT NULL DEFAULT 0,
+    last_sequence INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX schedules_newest ON schedules (tenant, created_at, schedule_id);
+
 CREATE TABLE questions (
     run_id TEXT NOT NULL,
     question_id TEXT NOT NULL,

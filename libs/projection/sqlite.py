@@ -28,10 +28,19 @@ from libs.projection.fold import (
     UsageCounted,
     changes,
 )
-from libs.projection.rows import Position, ProjectQuery, ProjectRow, RunQuery, RunRow
+from libs.projection.rows import (
+    Position,
+    ProjectQuery,
+    ProjectRow,
+    RunQuery,
+    RunRow,
+    ScheduleQuery,
+    ScheduleRow,
+)
+from libs.projection.schedules import ScheduleMade, ScheduleMoved, ScheduleRemoved
 
 # Raise it with every change of schema.sql or of what fold.py writes: older files are then rebuilt.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # The writer and the reader share a file; neither holds a lock longer than a batch takes.
 BUSY_TIMEOUT_S = 5.0
 
@@ -94,6 +103,10 @@ class SqliteIndex:
         """A page of projects, newest first."""
         return await self._in(self._reader, lambda: self._projects(query))
 
+    async def schedules(self, query: ScheduleQuery) -> list[ScheduleRow]:
+        """A page of schedules, newest first."""
+        return await self._in(self._reader, lambda: self._schedules(query))
+
     async def close(self) -> None:
         await asyncio.to_thread(self._close)
 
@@ -135,6 +148,12 @@ class SqliteIndex:
                 names = ("create_project",)
             case ProjectMoved():
                 names = ("move_project",)
+            case ScheduleMade():
+                names = ("create_schedule",)
+            case ScheduleMoved():
+                names = ("move_schedule",)
+            case ScheduleRemoved():
+                names = ("remove_schedule",)
             case RunMade():
                 names = ("create_run",)
             case RunMoved():
@@ -154,7 +173,8 @@ class SqliteIndex:
 
     def _clear(self) -> None:
         self._writing.executescript(
-            "BEGIN; DELETE FROM runs; DELETE FROM questions; DELETE FROM projects; DELETE FROM positions; COMMIT;"
+            "BEGIN; DELETE FROM runs; DELETE FROM questions; DELETE FROM projects; DELETE FROM schedules;"
+            "DELETE FROM positions; COMMIT;"
         )
 
     def _runs(self, query: RunQuery) -> list[RunRow]:
@@ -171,20 +191,28 @@ class SqliteIndex:
         return [RunRow(*row) for row in self._reading.execute(self._statements["list_runs"], values)]
 
     def _projects(self, query: ProjectQuery) -> list[ProjectRow]:
-        values = {
-            "tenant": query.tenant,
-            "statuses": json.dumps(query.statuses) if query.statuses else None,
-            "before_at": query.before.created_at if query.before else None,
-            "before_id": query.before.run_id if query.before else None,
-            "limit": query.limit,
-        }
-        return [ProjectRow(*row) for row in self._reading.execute(self._statements["list_projects"], values)]
+        found = self._reading.execute(self._statements["list_projects"], _page(query))
+        return [ProjectRow(*row) for row in found]
+
+    def _schedules(self, query: ScheduleQuery) -> list[ScheduleRow]:
+        found = self._reading.execute(self._statements["list_schedules"], _page(query))
+        return [ScheduleRow(*row) for row in found]
 
     def _close(self) -> None:
         self._writer.shutdown()
         self._reader.shutdown()
         self._reading.close()
         self._writing.close()
+
+
+def _page(query: ProjectQuery | ScheduleQuery) -> dict[str, object]:
+    return {
+        "tenant": query.tenant,
+        "statuses": json.dumps(query.statuses) if query.statuses else None,
+        "before_at": query.before.created_at if query.before else None,
+        "before_id": query.before.run_id if query.before else None,
+        "limit": query.limit,
+    }
 
 
 def _connect(path: Path) -> sqlite3.Connection:

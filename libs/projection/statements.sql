@@ -104,3 +104,40 @@ WHERE tenant = :tenant
   AND (:before_at IS NULL OR (created_at, project_id) < (:before_at, :before_id))
 ORDER BY created_at DESC, project_id DESC
 LIMIT :limit;
+
+-- name: create_schedule
+INSERT INTO schedules (schedule_id, tenant, name, cron, timezone, overlap, enabled, status, created_at, next_at,
+                       last_sequence)
+VALUES (:schedule_id, :tenant, :name, :cron, :timezone, :overlap, :enabled, :status, :created_at, :next_at,
+        :last_sequence)
+ON CONFLICT (schedule_id) DO NOTHING;
+
+-- name: move_schedule
+UPDATE schedules
+SET status = :status,
+    name = coalesce(:name, name),
+    cron = coalesce(:cron, cron),
+    timezone = coalesce(:timezone, timezone),
+    overlap = coalesce(:overlap, overlap),
+    enabled = coalesce(:enabled, enabled),
+    next_at = :next_at,
+    last_run_id = coalesce(:run_id, last_run_id),
+    last_due_at = coalesce(:due_at, last_due_at),
+    fires = fires + :fired,
+    missed = missed + :missed,
+    skipped = skipped + :skipped,
+    last_sequence = :last_sequence
+WHERE schedule_id = :schedule_id AND last_sequence < :last_sequence;
+
+-- name: remove_schedule
+DELETE FROM schedules WHERE schedule_id = :schedule_id;
+
+-- name: list_schedules
+SELECT schedule_id, tenant, name, cron, timezone, overlap, enabled, status, created_at, next_at, last_run_id,
+       last_due_at, fires, missed, skipped, last_sequence
+FROM schedules
+WHERE tenant = :tenant
+  AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
+  AND (:before_at IS NULL OR (created_at, schedule_id) < (:before_at, :before_id))
+ORDER BY created_at DESC, schedule_id DESC
+LIMIT :limit;

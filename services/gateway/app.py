@@ -18,7 +18,7 @@ from libs.bus.copies import Copies
 from libs.bus.creation import Creation
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
-from libs.bus.runs import Runs, projects_of
+from libs.bus.runs import Runs, projects_of, schedules_of
 from libs.bus.spending import Spending
 from libs.chassis.logs import get_logger
 from libs.chassis.run import VERSION, Chassis
@@ -44,6 +44,7 @@ from services.gateway.requests import Requests
 from services.gateway.roster import Roster
 from services.gateway.routes import Handler, application
 from services.gateway.runs import RunsApi
+from services.gateway.schedules import SchedulesApi
 from services.gateway.server import listen, serve_until
 from services.gateway.settings import GatewaySettings
 from services.gateway.stream import StreamApi
@@ -83,6 +84,7 @@ class Gateway:
             **self._reading(rows, watches, roster),
             **self._changing(rows, roster),
             **self._projects_api(rows, roster),
+            **self._schedules_api(rows, roster),
             "explain_policy": policies.explain,
             "list_dead_letters": letters.find,
             "replay_dead_letter": letters.replay,
@@ -182,6 +184,20 @@ class Gateway:
         """A file of this replica's own, which may be deleted and costs a rebuild then."""
         name = f"{self._bus.subjects.prefix}-{self._settings.replica_id}.{suffix}"
         return self._settings.data / "index" / name
+
+    def _schedules_api(self, rows: Projection, roster: Roster) -> dict[str, Handler]:
+        """What makes, shows and changes schedules."""
+        limits = self._settings.limits
+        return SchedulesApi(
+            schedules=schedules_of(self._bus, self._clock),
+            creation=Creation(self._runs, self._clock, shards=SHARDS, limits=limits),
+            rows=rows,
+            roster=roster,
+            quotas=Quotas(self._spending, self._clock),
+            clock=self._clock,
+            limits=limits,
+            shards=SHARDS,
+        ).handlers()
 
     @asynccontextmanager
     async def parts(self) -> AsyncGenerator[tuple[Projection, Watches]]:

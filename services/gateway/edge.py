@@ -58,6 +58,10 @@ def project_id_of(request: Request, shards: int) -> str:
     return _existing_id(request, "project", shards)
 
 
+def schedule_id_of(request: Request, shards: int) -> str:
+    return _existing_id(request, "schedule", shards)
+
+
 def log_id_of(request: Request, shards: int) -> str:
     """The id of the log that a stream is of: a run's, or a project's."""
     return (

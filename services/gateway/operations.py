@@ -23,6 +23,7 @@ from services.gateway.operation import (
 )
 from services.gateway.projectoperations import PROJECT_OPERATIONS
 from services.gateway.runs import EVENTS_LIMIT_DEFAULT, EVENTS_LIMIT_MAX
+from services.gateway.scheduleoperations import SCHEDULE_OPERATIONS
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -362,4 +363,5 @@ OPERATIONS: tuple[Operation, ...] = (
         audience="everybody",
     ),
     *PROJECT_OPERATIONS,
+    *SCHEDULE_OPERATIONS,
 )

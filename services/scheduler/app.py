@@ -30,13 +30,16 @@ from services.scheduler.projects.silences import overdue
 from services.scheduler.remains import Remains
 from services.scheduler.replicas import Replicas
 from services.scheduler.rows import Rows
+from services.scheduler.schedules.keeper import Keeper
+from services.scheduler.schedules.rows import ScheduleRows
+from services.scheduler.schedules.times import Times
 from services.scheduler.settings import SchedulerSettings, Timing
 from services.scheduler.snapshots import OldSnapshots
 from services.scheduler.sweep import Sweep
 from services.scheduler.takeover import Takeover
 from services.scheduler.tasks import Tasks
 from services.scheduler.tickets import Tickets
-from services.scheduler.wakeups import Wakeups
+from services.scheduler.wakeups import Others, Wakeups
 
 # All shards are one group while one scheduler keeps up with them.
 GROUP = 0
@@ -74,30 +77,24 @@ class Scheduler:
         self._orchestrator = Orchestrator(
             project_logs, runs, bus.timers, liveness, clock, limits or Limits(), silences
         )
-        self._chores = Chores(family, endings, self._orchestrator, bus.timers, remains, halting, clock)
-        projects = ProjectRows()
-        self._wakeups = Wakeups(
-            bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note, projects
+        others = Others(ProjectRows(), ScheduleRows())
+        keeper = Keeper(bus, others.schedules, creation, clock)
+        self._chores = Chores(
+            family, endings, self._orchestrator, keeper, bus.timers, remains, halting, clock
         )
+        self._wakeups = Wakeups(
+            bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note, others
+        )
+        self._times = Times(others.schedules, keeper, self._chores, bus.log, clock)
         self._deadlines = Deadlines(
             bus.timers, bus.queue, bus.subjects, runs, self.rows, self._wakeups, self._chores
         )
         self._takeover = Takeover(liveness, self._replicas, bus.queue, bus.subjects, bus.bucket("catalog"))
+        projects, deadlines, hosts = others.projects, self._deadlines.compare, self._takeover.find_hosts
+        clearing = (remains.finish_deletions, remains.clear, snapshots.clear)
+        steps = (hosts, deadlines, *clearing, self._times.find_lost)
         self._sweep = Sweep(
-            self.rows,
-            self._wakeups,
-            self._replicas,
-            self._chores,
-            clock,
-            timing,
-            projects=projects,
-            steps=[
-                self._takeover.find_hosts,
-                self._deadlines.compare,
-                remains.finish_deletions,
-                remains.clear,
-                snapshots.clear,
-            ],
+            self.rows, self._wakeups, self._replicas, self._chores, clock, timing, projects, steps
         )
         self.leadership = Leadership(
             leases, clock, boot=liveness.boot, group=GROUP, ttl_s=timing.lead_s, gained=self._gained
@@ -115,6 +112,7 @@ class Scheduler:
             self._sweep.sweep(self.leadership),
             self._sweep.find_lost_tickets(self.leadership),
             self._chores.work(self.leadership),
+            self._times.watch(self.leadership),
             self._deadlines.consume(self.leadership),
             self._tasks.consume(),
             self._tick(),

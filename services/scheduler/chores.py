@@ -23,6 +23,7 @@ from services.scheduler.leadership import Leadership
 from services.scheduler.projects.orchestrator import Orchestrator
 from services.scheduler.remains import Remains
 from services.scheduler.row import Row, events_of, session_of
+from services.scheduler.schedules.keeper import Keeper
 
 # Far above what a burst of endings makes; a chore is a few hundred bytes.
 CHORES_MAX = 100_000
@@ -96,7 +97,14 @@ class Advance(NamedTuple):
     fired: int | None = None
 
 
-Chore = Advance | Report | Review | Recall | Arm | Disarm | Purge | Halt | Finish
+class Tend(NamedTuple):
+    """The time of a schedule has come, or something else changed for it. `ended`: only that a run of it has."""
+
+    schedule: LogKey
+    ended: bool = False
+
+
+Chore = Advance | Tend | Report | Review | Recall | Arm | Disarm | Purge | Halt | Finish
 
 
 def ended(
@@ -109,6 +117,8 @@ def ended(
         chores.append(Report(run))
     if before is not None and before.origin is not None and before.origin.project is not None:
         chores.append(Advance(LogKey(run.tenant, before.origin.project)))
+    if before is not None and before.origin is not None and before.origin.schedule is not None:
+        chores.append(Tend(LogKey(run.tenant, before.origin.schedule), ended=True))
     if tombstone is not None:
         chores.append(Purge(run, tombstone))
     return chores
@@ -147,12 +157,13 @@ class Chores:
         family: Family,
         endings: Endings,
         orchestrator: Orchestrator,
+        keeper: Keeper,
         timers: Timers,
         remains: Remains,
         halting: Halting,
         clock: Clock,
     ) -> None:
-        self._orchestrator = orchestrator
+        self._orchestrator, self._keeper = orchestrator, keeper
         self._family, self._endings, self._timers, self._clock = family, endings, timers, clock
         self._remains, self._halting = remains, halting
         self._waiting: dict[Chore, None] = {}
@@ -200,9 +211,11 @@ class Chores:
         match chore:
             case Advance(project=project, fired=fired):
                 await self._orchestrator.advance(project, fired)
+            case Tend(schedule=schedule, ended=ended):
+                await self._keeper.advance(schedule, ended=ended)
             case Report(child=child):
-                ended = await self._family.report(child)
-                owner = session_of(ended.run_id, ended.task.session) if ended is not None else None
+                reported = await self._family.report(child)
+                owner = session_of(reported.run_id, reported.task.session) if reported is not None else None
                 if owner is not None:
                     await self._orchestrator.advance(LogKey(child.tenant, owner))
             case Review(parent=parent):

@@ -36,12 +36,13 @@ TIMEOUT_S_MAX = 100 * 365 * 24 * 3600.0
 
 class Origin(NamedTuple):
     """What a run was created with and keeps: the run that delegated it (`None`: a person), its patience, the name of its
-    workspace, and the project that it is a session's run of."""
+    workspace, the project that it is a session's run of, and the schedule that it was made by."""
 
     parent: str | None
     input_timeout_s: float | None
     workspace: str = ""
     project: str | None = None
+    schedule: str | None = None
 
 
 class Deadline(NamedTuple):
@@ -217,6 +218,7 @@ def _origin(run_id: str, made: RunCreated | RunState) -> Origin:
         input_timeout_s=made.limits.input_timeout_s,
         workspace=made.workspace,
         project=session_of(run_id, made.task.session),
+        schedule=made.task.schedule,
     )
 
 

@@ -1,4 +1,4 @@
-"""What changed: follows the `life` records of all runs, keeps the rows true to them and says what they ask for.
+"""What changed: follows the `life` records of all runs, projects and schedules, keeps the rows true to them and says what they ask for.
 
 Invariant: a record is only a wake-up; what it says of its run counts until a newer one, or a fold, says otherwise.
 Handled again, it changes nothing (key: run and stream sequence).
@@ -6,6 +6,7 @@ Handled again, it changes nothing (key: run and stream sequence).
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import NamedTuple
 
 from libs.bus.ports import Log, LogKey, Wakeup
 from libs.bus.runs import Folded, Runs
@@ -14,10 +15,11 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, LogError, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.run import TERMINAL, RunStatus
-from services.scheduler.chores import Advance, Chore, ended, halted, moved, unfinished
+from services.scheduler.chores import Advance, Chore, Tend, ended, halted, moved, unfinished
 from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.row import Row, advanced, is_tombstone, read
 from services.scheduler.rows import Rows
+from services.scheduler.schedules.rows import ScheduleRows
 
 # The replay of the latest records has ended when nothing came for this long; in a busy deployment it never pauses, and
 # what is still missing after `SETTLE_MAX_S` only lets a few tickets too many out.
@@ -31,6 +33,21 @@ PAUSE_S = 0.25
 _STATUSES = {status.value: status for status in RunStatus}
 
 _log = get_logger("wakeups")
+
+
+class Others(NamedTuple):
+    """What else than runs is followed."""
+
+    projects: ProjectRows
+    schedules: ScheduleRows
+
+    def note(self, wakeup: Wakeup) -> list[Chore]:
+        """Take in a record of one; what it asks for."""
+        if is_id("project", wakeup.key.log_id):
+            return [Advance(wakeup.key)] if self.projects.note(wakeup) else []
+        if is_id("schedule", wakeup.key.log_id):
+            return [Tend(wakeup.key)] if self.schedules.note(wakeup) else []
+        return []
 
 
 class Wakeups:
@@ -49,9 +66,9 @@ class Wakeups:
         changed: Callable[[], None],
         asked: Callable[[Iterable[Chore]], None],
         buried: Callable[[LogKey, int], None],
-        projects: ProjectRows,
+        others: Others,
     ) -> None:
-        self._projects = projects
+        self._others = others
         self._log, self._runs, self._rows, self._clock = log, runs, rows, clock
         self.changed, self._asked, self._buried = changed, asked, buried
         self._unread: dict[str, None] = {}
@@ -122,8 +139,8 @@ class Wakeups:
             return
         if is_id("run", wakeup.key.log_id):
             self._apply(wakeup)
-        elif is_id("project", wakeup.key.log_id) and self._projects.note(wakeup):
-            self._ask([Advance(wakeup.key)])
+        else:
+            self._ask(self._others.note(wakeup))
 
     def _apply(self, wakeup: Wakeup) -> None:
         before = self._rows.get(wakeup.key.log_id)

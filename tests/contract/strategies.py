@@ -13,9 +13,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from libs.contracts.envelope import Event
-from libs.contracts.events import LogEvent
-from libs.contracts.project_events import ProjectEvent
+from libs.contracts.envelope import AnyEvent, Event
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -34,7 +32,7 @@ def structs(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return _of(inspect.type_info(kind))
 
 
-def events(kind: type[LogEvent | ProjectEvent], sequence: int = 1) -> st.SearchStrategy[Event]:
+def events(kind: type[AnyEvent], sequence: int = 1) -> st.SearchStrategy[Event]:
     """Any event of a kind, at a place in a run."""
     return structs(kind).map(
         lambda body: Event(sequence, "run_0_" + "0" * 26, "2026-11-29T12:00:00.000Z", body)

@@ -50,6 +50,7 @@ TIME_AND_CHANCE_OWNERS = (
 # Two clients of different protocols stand on `httpx2`; each keeps its exceptions to itself.
 VENDORS = {
     "asyncpg": ("libs.projection",),
+    "cronsim": ("libs.contracts.cron",),
     "httpx2": ("services.executor.endpoint.model", "services.toolhost.mcp"),
     "mcp": ("services.toolhost.mcp",),
     "mcp_types": ("services.toolhost.mcp",),
@@ -73,6 +74,7 @@ PURE = (
     "services.executor.tools.recovery",
     "services.executor.tools.runtime",
     "services.scheduler.admission",
+    "services.scheduler.schedules.decide",
     "services.toolhost.knowledge.chunks",
     "services.toolhost.knowledge.fusion",
     "services.toolhost.knowledge.terms",

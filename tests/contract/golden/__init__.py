@@ -17,9 +17,10 @@ from libs.contracts.evolve import fold
 from libs.contracts.evolve_project import evolve_project
 from libs.contracts.project import ProjectState
 from libs.contracts.run import RunState
+from libs.contracts.schedule import ScheduleState, evolve_schedule
 
 FOLDER = Path(__file__).resolve().parent
-PROJECTS = "projects"
+PROJECTS, SCHEDULES = "projects", "schedules"
 
 
 def histories() -> list[Path]:
@@ -32,6 +33,15 @@ def project_histories() -> list[Path]:
     return sorted(FOLDER.glob(f"v*/{PROJECTS}/*.jsonl"))
 
 
+def schedule_histories() -> list[Path]:
+    """Every golden log of a schedule, of every schema."""
+    return sorted(FOLDER.glob(f"v*/{SCHEDULES}/*.jsonl"))
+
+
+def all_histories() -> list[Path]:
+    return [*histories(), *project_histories(), *schedule_histories()]
+
+
 def read(history: Path) -> list[WireEvent]:
     """The events of a golden log, as stored."""
     return [msgspec.json.decode(line, type=WireEvent) for line in history.read_bytes().splitlines()]
@@ -39,7 +49,13 @@ def read(history: Path) -> list[WireEvent]:
 
 def folded(history: Path) -> dict[str, Any]:
     """The state that a golden log folds to today, as plain values."""
-    state = _project(history) if history.parent.name == PROJECTS else _run(history)
+    match history.parent.name:
+        case "projects":
+            state = _project(history)
+        case "schedules":
+            state = _schedule(history)
+        case _:
+            state = _run(history)
     return json.loads(msgspec.json.encode(state, order="deterministic"))
 
 
@@ -62,5 +78,13 @@ def _project(history: Path) -> ProjectState:
     state: ProjectState | None = None
     for wire in read(history):
         state = evolve_project(state, decode_event(wire))
+    assert state is not None, f"{history} is empty"
+    return state
+
+
+def _schedule(history: Path) -> ScheduleState:
+    state: ScheduleState | None = None
+    for wire in read(history):
+        state = evolve_schedule(state, decode_event(wire))
     assert state is not None, f"{history} is empty"
     return state
