@@ -7,16 +7,9 @@ break the deployment on the day when it gets one. A name leaves this file when s
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from libs.chassis.addresses import Http, address
-
-
-def _database(value: str) -> str:
-    return address(value, ("postgres", "postgresql"), "postgresql://user@host/name")
-
-
-_Database = Annotated[str, AfterValidator(_database)]
+from libs.chassis.addresses import Http
 
 
 class Reserved(BaseModel):
@@ -26,7 +19,6 @@ class Reserved(BaseModel):
 
     retention_days: Annotated[float | None, Field(alias="PERDURE_RETENTION_DAYS", gt=0)] = None
     requests_per_minute: Annotated[int | None, Field(alias="TENANT_REQUESTS_PER_MINUTE", ge=1)] = None
-    database_url: Annotated[_Database | None, Field(alias="DATABASE_URL")] = None
     langfuse_url: Annotated[Http | None, Field(alias="LANGFUSE_BASE_URL")] = None
     langfuse_public_key: Annotated[str | None, Field(alias="LANGFUSE_PUBLIC_KEY")] = None
     langfuse_secret_key: Annotated[SecretStr | None, Field(alias="LANGFUSE_SECRET_KEY")] = None
@@ -36,7 +28,6 @@ class Reserved(BaseModel):
 _READERS = {
     "PERDURE_RETENTION_DAYS": "scheduler",
     "TENANT_REQUESTS_PER_MINUTE": "gateway",
-    "DATABASE_URL": "gateway",
     "LANGFUSE_BASE_URL": "executor",
     "LANGFUSE_PUBLIC_KEY": "executor",
     "LANGFUSE_SECRET_KEY": "executor",

@@ -1,1 +1,1 @@
-"""Turns life records into rows that can be listed; disposable, because the log is the truth."""
+"""Turns life records into rows that can be listed, in SQLite or PostgreSQL; disposable, because the log is the truth."""

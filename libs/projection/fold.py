@@ -18,6 +18,9 @@ from libs.contracts.projects import FeatureStatus, Phase
 from libs.contracts.values import Listed, Usage
 from libs.projection.schedules import ScheduleMade, ScheduleMoved, ScheduleRemoved, schedule_changes
 
+# Raise it with every change of what is written here, of schema.sql, or of what a migration means: rows that an earlier
+# version made are then made anew from the log.
+FOLD_VERSION = 6
 # What a list shows of a goal; the search looks at all of it.
 TITLE_CHARS_MAX = 500
 

@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 
 from libs.bus.ports import Log, LogKey
 from libs.contracts.envelope import Record
-from libs.contracts.errors import UnreadableRecord
+from libs.contracts.errors import Unavailable, UnreadableRecord
 from libs.contracts.ids import is_id, shard_of
 from libs.contracts.run import EXPERIMENT, RunStatus
 from libs.projection.rows import (
+    Index,
     Position,
     ProjectQuery,
     ProjectRow,
@@ -24,7 +25,6 @@ from libs.projection.rows import (
     ScheduleQuery,
     ScheduleRow,
 )
-from libs.projection.sqlite import SqliteIndex
 
 # A batch is one transaction: large enough to rebuild quickly, small enough to let a reader in between.
 BATCH_RECORDS_MAX = 500
@@ -32,6 +32,8 @@ BATCH_RECORDS_MAX = 500
 AHEAD_RECORDS_MAX = 1000
 # How long a list waits for this process's own writes; a view may be late, but never hangs.
 OWN_WRITES_S = 1.0
+# Between two tries of a store that is away.
+STORE_PAUSE_S = 1.0
 # Logs whose unreadable records were reported: each is reported once while it is among the last thousand.
 REPORTED_MAX = 1000
 
@@ -43,7 +45,7 @@ _log = logging.getLogger("perdure.projection")
 class Projection:
     """A read model with its follower. Made by `projection`."""
 
-    def __init__(self, log: Log, index: SqliteIndex) -> None:
+    def __init__(self, log: Log, index: Index) -> None:
         self._log, self._index = log, index
         self._folded: dict[int, int] = {}
         self._acknowledged: dict[int, int] = {}
@@ -91,14 +93,20 @@ class Projection:
             self._folded[shard] = position.stream_sequence if position is not None else 0
 
     async def follow(self, shard: int) -> None:
-        """Fold the life of a shard, for ever."""
-        ahead: asyncio.Queue[Record] = asyncio.Queue(AHEAD_RECORDS_MAX)
-        async with self._log.life(shard, self._folded[shard]) as records, asyncio.TaskGroup() as group:
-            group.create_task(self._fold(shard, ahead))
-            while True:
-                record = await self._next(records)
-                if record is not None:
-                    await ahead.put(record)
+        """Fold the life of a shard, for ever; from an earlier place whenever somebody made the rows anew."""
+        while True:
+            ahead: asyncio.Queue[Record] = asyncio.Queue(AHEAD_RECORDS_MAX)
+            async with self._log.life(shard, self._folded[shard]) as records, asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read(records, ahead))
+                await self._fold(shard, ahead)
+                reading.cancel()
+            _log.warning("projection.rewound", extra={"fields": {"shard": shard, "to": self._folded[shard]}})
+
+    async def _read(self, records: AsyncIterator[Record], ahead: asyncio.Queue[Record]) -> None:
+        while True:
+            record = await self._next(records)
+            if record is not None:
+                await ahead.put(record)
 
     async def _next(self, records: AsyncIterator[Record]) -> Record | None:
         """The next record; `None` for one of a later version or a broken one, which an observer passes over.
@@ -134,21 +142,33 @@ class Projection:
         )
 
     async def _fold(self, shard: int, ahead: asyncio.Queue[Record]) -> None:
+        """Apply what is read until the rows turn out to stand at an earlier place."""
         while True:
             batch = [await ahead.get()]
             while len(batch) < BATCH_RECORDS_MAX and not ahead.empty():
                 batch.append(ahead.get_nowait())
-            await self._index.apply(shard, batch)
-            self._folded[shard] = batch[-1].header.stream_sequence
+            after = self._folded[shard]
+            self._folded[shard] = stands = await self._applied(shard, after, batch)
+            if stands < after:
+                return
             self._advanced.set()
             self._advanced.clear()
+
+    async def _applied(self, shard: int, after: int, batch: list[Record]) -> int:
+        """However long the store is away; meanwhile the lists are late."""
+        while True:
+            try:
+                return await self._index.apply(shard, after, batch)
+            except Unavailable as error:
+                _log.warning("projection.not_applied", extra={"fields": {"error": error.message}})
+                await asyncio.sleep(STORE_PAUSE_S)
 
     def _caught_up(self) -> bool:
         return all(self._folded.get(shard, 0) >= last for shard, last in self._acknowledged.items())
 
 
 @asynccontextmanager
-async def projection(log: Log, index: SqliteIndex, shards: int) -> AsyncGenerator[Projection]:
+async def projection(log: Log, index: Index, shards: int) -> AsyncGenerator[Projection]:
     """A read model that follows all shards while the context lasts."""
     made = Projection(log, index)
     await made.resume(shards)

@@ -4,7 +4,10 @@ Invariant: a cursor is a value (the place of the last row given), so it is valid
 while rows come and go.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from libs.contracts.envelope import Record
 
 # One page of a list: what a screen shows several times over.
 LIMIT_MAX = 200
@@ -132,3 +135,38 @@ class Position(NamedTuple):
     tenant: str
     log_id: str
     message_id: str
+
+
+class Index(Protocol):
+    """A store of rows: a file of this process's own (`sqlite.py`), or a database of all gateways (`postgres.py`).
+
+    Every method raises `Unavailable` while the store is away.
+    """
+
+    async def positions(self) -> dict[int, Position]:
+        """How far each shard is folded; nothing of a shard that is not."""
+        ...
+
+    async def apply(self, shard: int, after: int, records: Sequence[Record]) -> int:
+        """Apply life records, all that there are behind `after`, and move the position, in one transaction.
+
+        Returns where the rows stand then. Below `after` nothing was applied: somebody made the rows anew, and whoever
+        folds goes on from there.
+        """
+        ...
+
+    async def clear(self) -> None:
+        """Forget everything: the log is another one."""
+        ...
+
+    async def runs(self, query: RunQuery) -> list[RunRow]:
+        """A page, newest first."""
+        ...
+
+    async def projects(self, query: ProjectQuery) -> list[ProjectRow]:
+        """A page of projects, newest first."""
+        ...
+
+    async def schedules(self, query: ScheduleQuery) -> list[ScheduleRow]:
+        """A page of schedules, newest first."""
+        ...

@@ -13,21 +13,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar, assert_never
+from typing import TypeVar
 
 from libs.contracts.envelope import Record
-from libs.projection.fold import (
-    Answered,
-    Asked,
-    Change,
-    ProjectMade,
-    ProjectMoved,
-    RunMade,
-    RunMoved,
-    RunRemoved,
-    UsageCounted,
-    changes,
-)
+from libs.projection.fold import FOLD_VERSION, changes
+from libs.projection.named import names_of, statements
 from libs.projection.rows import (
     Position,
     ProjectQuery,
@@ -37,10 +27,7 @@ from libs.projection.rows import (
     ScheduleQuery,
     ScheduleRow,
 )
-from libs.projection.schedules import ScheduleMade, ScheduleMoved, ScheduleRemoved
 
-# Raise it with every change of schema.sql or of what fold.py writes: older files are then rebuilt.
-SCHEMA_VERSION = 6
 # The writer and the reader share a file; neither holds a lock longer than a batch takes.
 BUSY_TIMEOUT_S = 5.0
 
@@ -77,7 +64,7 @@ class SqliteIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._statements = _named_statements(_HERE / "statements.sql")
+        self._statements = statements("statements.sql", "lists_sqlite.sql")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="index-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="index-reader")
         self._writing = self._open()
@@ -87,9 +74,12 @@ class SqliteIndex:
         """How far each shard is folded."""
         return await self._in(self._reader, self._positions)
 
-    async def apply(self, shard: int, records: Sequence[Record]) -> None:
-        """Apply a batch of life records and move the position, in one transaction. Idempotent by position."""
+    async def apply(self, shard: int, after: int, records: Sequence[Record]) -> int:
+        """Apply a batch of life records and move the position, in one transaction. Idempotent by position; `after` is of
+        no interest where nobody else writes."""
+        del after
         await self._in(self._writer, lambda: self._apply(shard, records))
+        return records[-1].header.stream_sequence
 
     async def clear(self) -> None:
         """Forget everything: the log is another one."""
@@ -116,13 +106,13 @@ class SqliteIndex:
     def _open(self) -> sqlite3.Connection:
         connection = _connect(self._path)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == SCHEMA_VERSION:
+        if version == FOLD_VERSION:
             return connection
         connection.close()
         _remove(self._path)
         connection = _connect(self._path)
         connection.executescript((_HERE / "schema.sql").read_text(encoding="utf-8"))
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute(f"PRAGMA user_version = {FOLD_VERSION}")
         return connection
 
     def _positions(self) -> dict[int, Position]:
@@ -139,37 +129,9 @@ class SqliteIndex:
             self._writing.execute("BEGIN IMMEDIATE")
             for record in records:
                 for change in changes(record):
-                    self._write(change)
+                    for name in names_of(change):
+                        self._writing.execute(self._statements[name], change._asdict())
             self._writing.execute(self._statements["move_position"], position._asdict())
-
-    def _write(self, change: Change) -> None:
-        match change:
-            case ProjectMade():
-                names = ("create_project",)
-            case ProjectMoved():
-                names = ("move_project",)
-            case ScheduleMade():
-                names = ("create_schedule",)
-            case ScheduleMoved():
-                names = ("move_schedule",)
-            case ScheduleRemoved():
-                names = ("remove_schedule",)
-            case RunMade():
-                names = ("create_run",)
-            case RunMoved():
-                names = ("move_run",)
-            case UsageCounted():
-                names = ("count_usage",)
-            case RunRemoved():
-                names = ("remove_run", "remove_questions")
-            case Asked():
-                names = ("ask",)
-            case Answered():
-                names = ("answer",)
-            case _:
-                assert_never(change)
-        for name in names:
-            self._writing.execute(self._statements[name], change._asdict())
 
     def _clear(self) -> None:
         self._writing.executescript(
@@ -226,11 +188,3 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _remove(path: Path) -> None:
     for name in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
         name.unlink(missing_ok=True)
-
-
-def _named_statements(path: Path) -> dict[str, str]:
-    statements: dict[str, str] = {}
-    for part in path.read_text(encoding="utf-8").split("-- name: ")[1:]:
-        name, _, text = part.partition("\n")
-        statements[name.strip()] = text.strip()
-    return statements

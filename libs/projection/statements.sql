@@ -1,4 +1,5 @@
--- Every statement of the embedded read model, by name. Each is idempotent: a record applied twice changes nothing.
+-- Every statement that writes, and those that both stores read alike, by name. Each is idempotent: a record applied twice
+-- changes nothing.
 
 -- name: create_run
 INSERT INTO runs (run_id, tenant, task_id, parent_run_id, title, searched, status, created_at, last_sequence,
@@ -61,23 +62,6 @@ WHERE excluded.stream_sequence > positions.stream_sequence;
 -- name: positions
 SELECT shard, stream_sequence, tenant, log_id, message_id FROM positions ORDER BY shard;
 
--- name: list_runs
-SELECT runs.run_id, tenant, task_id, parent_run_id, title, status, attempt, created_at, started_at, finished_at,
-       last_sequence, last_event_at, workspace, priority, metadata, runs.answer, verdict, error_code, error_message,
-       requests, input_tokens, cached_tokens, cache_write_tokens, output_tokens, reasoning_tokens, cost_usd,
-       (SELECT question FROM questions
-        WHERE questions.run_id = runs.run_id AND questions.answered_at IS NULL AND runs.status = 'WAITING_FOR_INPUT'
-        ORDER BY asked_at DESC LIMIT 1) AS pending_question
-FROM runs
-WHERE tenant = :tenant
-  AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
-  AND (:task_id IS NULL OR task_id = :task_id)
-  AND (:project_id IS NULL OR project_id = :project_id)
-  AND (:searched IS NULL OR instr(searched, :searched) > 0)
-  AND (:before_at IS NULL OR (created_at, runs.run_id) < (:before_at, :before_id))
-ORDER BY created_at DESC, runs.run_id DESC
-LIMIT :limit;
-
 -- name: create_project
 INSERT INTO projects (project_id, tenant, name, status, phase, created_at, last_sequence, last_event_at)
 VALUES (:project_id, :tenant, :name, :status, :phase, :created_at, :last_sequence, :last_event_at)
@@ -94,16 +78,6 @@ SET status = :status,
     features_total = features_total + :listed,
     committed = committed + :committed
 WHERE project_id = :project_id AND last_sequence < :last_sequence;
-
--- name: list_projects
-SELECT project_id, tenant, name, status, phase, created_at, finished_at, last_sequence, last_event_at, committed,
-       features_total, sessions
-FROM projects
-WHERE tenant = :tenant
-  AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
-  AND (:before_at IS NULL OR (created_at, project_id) < (:before_at, :before_id))
-ORDER BY created_at DESC, project_id DESC
-LIMIT :limit;
 
 -- name: create_schedule
 INSERT INTO schedules (schedule_id, tenant, name, cron, timezone, overlap, enabled, status, created_at, next_at,
@@ -131,13 +105,3 @@ WHERE schedule_id = :schedule_id AND last_sequence < :last_sequence;
 
 -- name: remove_schedule
 DELETE FROM schedules WHERE schedule_id = :schedule_id;
-
--- name: list_schedules
-SELECT schedule_id, tenant, name, cron, timezone, overlap, enabled, status, created_at, next_at, last_run_id,
-       last_due_at, fires, missed, skipped, last_sequence
-FROM schedules
-WHERE tenant = :tenant
-  AND (:statuses IS NULL OR status IN (SELECT value FROM json_each(:statuses)))
-  AND (:before_at IS NULL OR (created_at, schedule_id) < (:before_at, :before_id))
-ORDER BY created_at DESC, schedule_id DESC
-LIMIT :limit;

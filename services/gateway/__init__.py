@@ -1,6 +1,7 @@
 """Gateway: REST and SSE for people and programs.
 
-Owns nothing: every gateway answers for every run. Its index is a cache, its streams live as long as their clients.
+Owns nothing: every gateway answers for every run. Its index (a file, or a schema of PostgreSQL that all
+gateways share) is a cache, its streams live as long as their clients.
 Consumes: the `life` of all shards (lists), the feed and the live subject of watched runs (streams), the liveness and
 catalog buckets (health), the spending bucket (quotas), all records when metrics are read, `<p>.ctl.<boot>` (metrics).
 Emits: `run.created`, `run.start_requested`, `run.cancel_requested`, `run.cancelled` (of runs that nobody owns),

@@ -8,7 +8,7 @@ deadline, also while the bus is away.
 import asyncio
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -26,6 +26,8 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.projection.follow import Projection, projection
+from libs.projection.postgres import open_postgres
+from libs.projection.rows import Index
 from libs.projection.sqlite import open_index
 from libs.projection.tallies import Tallies
 from services.gateway.artifacts import ArtifactsApi
@@ -75,7 +77,13 @@ class Gateway:
         roster = Roster(self._liveness, self._bus.bucket("catalog"), self._clock)
         keyring = Keyring(settings.keys, settings.operator_key)
         letters = DeadLettersApi(self._bus.dead_letters)
-        identity = Identity(settings.replica_id, VERSION, keyring.secure, sorted(settings.test_hooks))
+        identity = Identity(
+            settings.replica_id,
+            VERSION,
+            keyring.secure,
+            "sqlite" if settings.database_url is None else "postgresql",
+            sorted(settings.test_hooks),
+        )
         health = HealthApi(
             bus=self._bus, liveness=self._liveness, roster=roster, identity=identity, policy=settings.policy
         )
@@ -199,13 +207,19 @@ class Gateway:
             shards=SHARDS,
         ).handlers()
 
+    def _index(self) -> AbstractAsyncContextManager[Index]:
+        """The rows: in the database of all gateways, or in a file of this one."""
+        prefix, url = self._bus.subjects.prefix, self._settings.database_url
+        if url is not None:
+            return open_postgres(url.get_secret_value(), prefix, self._clock)
+        return open_index(self._index_file("sqlite"))
+
     @asynccontextmanager
     async def parts(self) -> AsyncGenerator[tuple[Projection, Watches]]:
         """The read model and the watches, with the tasks that keep them up to date."""
-        path = self._index_file("sqlite")
         checkpoints = Checkpoints(self._bus.bucket("checkpoints"), self._bus.store("blobs"), self._bus.log)
         async with (
-            open_index(path) as index,
+            self._index() as index,
             projection(self._bus.log, index, SHARDS) as rows,
             asyncio.TaskGroup() as group,
         ):

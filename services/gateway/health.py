@@ -36,6 +36,7 @@ class Identity(NamedTuple):
     replica_id: str
     version: str
     secure: bool
+    rows: str
     test_hooks: Sequence[str]
 
 
@@ -75,7 +76,7 @@ class HealthApi:
                 sandbox=", ".join(sorted({host.sandbox for host in hosts})) or "none",
                 policy=f"{policy.mode} {policy.digest}",
                 policy_in_force=policy,
-                backends={"log": "jetstream", "index": "sqlite"},
+                backends={"log": "jetstream", "index": self._identity.rows},
                 test_hooks=list(self._identity.test_hooks),
             )
         )

@@ -60,7 +60,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter("limit", "query", integer(1, LIMIT_MAX, LIMIT_DEFAULT), "The length of a page."),
             Parameter("cursor", "query", {"type": "string"}, "next_cursor of the page before."),
         ),
-        failures=(400, 422),
+        failures=(400, 422, 503),
     ),
     Operation(
         "show_run",

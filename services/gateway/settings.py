@@ -9,6 +9,7 @@ from typing import Annotated, Self
 import msgspec
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
+from libs.chassis.addresses import address
 from libs.chassis.settings import DeploymentLimits, DeploymentPolicy, ServiceSettings, TokensPerDay
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
@@ -35,6 +36,12 @@ def _keys(value: object) -> dict[str, tuple[SecretStr, ...]]:
     }
 
 
+def _database(value: object) -> SecretStr | None:
+    if value is None or isinstance(value, SecretStr):
+        return value
+    return SecretStr(address(str(value), ("postgres", "postgresql"), "postgresql://user@host/name"))
+
+
 class GatewaySettings(ServiceSettings):
     """`keys` maps tenants to their bearer secrets; empty means trusted-local mode."""
 
@@ -51,6 +58,8 @@ class GatewaySettings(ServiceSettings):
     operator_key: Annotated[
         SecretStr | None, Field(alias="PERDURE_OPERATOR_KEY", min_length=SECRET_CHARS_MIN)
     ] = None
+
+    database_url: Annotated[SecretStr | None, BeforeValidator(_database), Field(alias="DATABASE_URL")] = None
 
     @field_validator("keys")
     @classmethod

@@ -36,8 +36,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         (ServiceSettings, "PERDURE_RETENTION_DAYS", "x"),
         (ToolhostSettings, "ENABLE_PROGRAM_TOOL", "maybe"),
         (ServiceSettings, "TENANT_REQUESTS_PER_MINUTE", "-5"),
-        (ServiceSettings, "DATABASE_URL", "mysql://somewhere/x"),
-        (ServiceSettings, "DATABASE_URL", "postgres"),
+        (GatewaySettings, "DATABASE_URL", "mysql://somewhere/x"),
+        (GatewaySettings, "DATABASE_URL", "postgres"),
         (ExecutorSettings, "OPENAI_BASE_URL", "api.example.com"),
         (ToolhostSettings, "RUN_TESTS_COMMAND", "[]"),
         (ToolhostSettings, "RUN_TESTS_COMMAND", '[" "]'),
@@ -67,13 +67,10 @@ def test_an_address_is_shown_without_its_secret() -> None:
 def test_what_has_no_effect_yet_is_told_by_one_service() -> None:
     values = {
         "TENANT_REQUESTS_PER_MINUTE": "60",
-        "DATABASE_URL": "postgresql://db/perdure",
+        "LANGFUSE_BASE_URL": "https://traces",
         "SANDBOX_IMAGE": "",
     }
-    assert set(GatewaySettings.load("gateway", values).without_effect) == {
-        "TENANT_REQUESTS_PER_MINUTE",
-        "DATABASE_URL",
-    }
+    assert GatewaySettings.load("gateway", values).without_effect == ("TENANT_REQUESTS_PER_MINUTE",)
     assert ToolhostSettings.load("toolhost", values).without_effect == ()
 
 
