@@ -17,13 +17,16 @@ export UV_SYSTEM_CERTS ?= true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test check e2e sim chaos soak conformance bench fmt lock clean
+.PHONY: help demo demo-project up test check e2e sim chaos soak conformance bench fmt lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r t d; do printf '%-14s %s\n' "$$t" "$$d"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r t d; do printf '%-20s %s\n' "$$t" "$$d"; done
 
 demo: .venv/.ready ## one run from task to verdict, offline, through five real services (MODEL=real: with your model)
 	@$(BIN)/python -m deploy.dev.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+demo-project: .venv/.ready ## from a brief to seven verified, committed features, over many sessions, offline (90 s; ARGS=--short: 20 s)
+	@$(BIN)/python -m deploy.dev.demo_long $(ARGS)
 
 up: .venv/.ready ## everything on this machine (ARGS="--port 9000")
 	@$(BIN)/perdure up $(ARGS)
@@ -56,6 +59,7 @@ soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky prov
 	FLAKY_TRIES=100 $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_flaky_provider.py
 	EXAMPLES=20000 $(BIN)/pytest -q -o faulthandler_timeout=7200 tests/unit/test_executor_*.py
 	SCHEDULES=2000 SCHEDULES_S=60 $(BIN)/pytest -q -s -o faulthandler_timeout=3600 tests/service/test_schedule_load.py
+	SOAK_PROJECTS=1 $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_demo_project.py
 	LONG_RUN=400 $(BIN)/pytest -q -s -o faulthandler_timeout=3600 tests/e2e/test_context.py
 	CRASH_POINTS=all $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_crash_points.py tests/e2e/test_poison.py
 	FUZZ_S=600 MUTATIONS=100000 $(BIN)/pytest -q -o faulthandler_timeout=3600 \

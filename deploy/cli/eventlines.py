@@ -3,42 +3,17 @@
 Invariant: pure; an event of a kind or a shape that this version does not know still gets a line.
 """
 
-import json
-from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import cast
 
+from deploy.cli.payloads import Fields, Line, fields, items, text
+from deploy.cli.projectlines import describe_project
 from deploy.cli.terminal import Screen, Tone, one_line, printable
 from libs.contracts.views import EventView
 
-Fields = Mapping[str, object]
 # Enough for a question or an answer of some paragraphs; the whole text is in the run.
 _TEXT_CHARS_MAX = 4_000
 # The end of a test's output says how it went.
 _EVIDENCE_LINES = 5
-
-
-class Line(NamedTuple):
-    """What an event says, without its number and its type."""
-
-    text: str
-    tone: Tone = "plain"
-
-
-def fields(value: object) -> Fields:
-    """`value` as an object; empty when it is something else."""
-    return cast("Fields", value) if isinstance(value, Mapping) else {}
-
-
-def items(value: object) -> list[Fields]:
-    """`value` as a list of objects; empty when it is something else."""
-    return [fields(item) for item in cast("list[object]", value)] if isinstance(value, list) else []
-
-
-def text(value: object) -> str:
-    """`value` for people: strings as they are, nothing for null, JSON for the rest."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def show_event(screen: Screen, event: EventView) -> None:
@@ -152,7 +127,7 @@ def _work(kind: str, payload: Fields) -> Line:
                 f"{field('status')} ({checks or 'nothing to check'})", tones.get(field("status"), "warn")
             )
         case _:
-            return Line(text(payload))
+            return describe_project(kind, payload) or Line(text(payload))
 
 
 def _arguments(arguments: Fields) -> str:

@@ -3,7 +3,7 @@
 Invariant: pure; time comes in as elapsed seconds.
 """
 
-from deploy.cli.eventlines import Fields, fields, items, text
+from deploy.cli.payloads import Fields, fields, items, text
 from deploy.cli.terminal import one_line
 from libs.contracts.views import EventView
 

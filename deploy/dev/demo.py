@@ -1,35 +1,32 @@
 """`make demo`: one run from task to verdict, offline, through five real services; `make demo MODEL=real`: the same with
 the model that `OPENAI_*` and `MODEL_ID` name.
 
-Invariant: it exits 0 only when the run is COMPLETED and its verification PASSED, whatever the model says; when it ends,
-by whatever, no process is left, and no file unless it failed and the logs are worth reading.
+Invariant: it exits 0 only when the run is COMPLETED and its verification PASSED, whatever the model says.
 """
 
 import argparse
 import asyncio
 import difflib
 import json
-import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-import uvloop
-
-from deploy.cli.eventlines import fields, show_checks, show_event, text, whole
+from deploy.cli.eventlines import show_checks, show_event, whole
+from deploy.cli.payloads import fields, text
 from deploy.cli.progress import Progress
 from deploy.cli.terminal import Screen, Tone, printable
 from deploy.dev import demo_model, demo_repair
 from deploy.dev.launcher import Launcher
 from deploy.dev.mergedlog import MergedLog
+from deploy.dev.performance import perform
 from deploy.dev.plan import Plan
 from libs.chassis.settings import read_environment
 from libs.client import PerdureClient
-from libs.contracts.errors import ConfigurationError, PerdureError
+from libs.contracts.errors import ConfigurationError
 from libs.contracts.http import TaskCreate
 from libs.contracts.run import RunStatus
 from libs.contracts.views import RunView
@@ -39,7 +36,6 @@ from libs.contracts.views import RunView
 _WATCHDOG_S, _REAL_WATCHDOG_S = 60.0, 900.0
 # Enough for a detour; a model that needs more will not get there. Nobody answers questions in a demo.
 _REAL_TASK: dict[str, object] = {"limits": {"max_iterations": 30, "timeout_s": 800}, "unattended": True}
-_TAIL_LINES = 15
 _DIFF_TONES: dict[str, Tone] = {"+": "good", "-": "bad", "@": "dim"}
 
 
@@ -59,43 +55,12 @@ def main() -> None:
     except ConfigurationError as error:
         sys.stderr.write(f"demo: {error.message}\n")
         sys.exit(2)
-    folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
-    log = MergedLog((folder / "demo.log").open("w", encoding="utf-8"), readable=False)
-    screen = Screen()
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            passed = runner.run(_bounded(folder, log, screen, real))
-    except KeyboardInterrupt:
-        sys.exit(_swept(folder, log, 130))
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough; nothing more can be written there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(_swept(folder, log, 1))
-    log.close()
-    if not passed:
-        _explain(folder)
-        if real is not None:
-            sys.stderr.write("demo: `.venv/bin/perdure check-model` examines the model's endpoint\n")
-        sys.exit(1)
-    shutil.rmtree(folder)
 
+    async def play(folder: Path, log: MergedLog, screen: Screen) -> bool:
+        return await _demo(folder, log, screen, real)
 
-def _swept(folder: Path, log: MergedLog, code: int) -> int:
-    log.close()
-    shutil.rmtree(folder, ignore_errors=True)
-    return code
-
-
-async def _bounded(folder: Path, log: MergedLog, screen: Screen, real: dict[str, str] | None) -> bool:
-    watchdog_s = _WATCHDOG_S if real is None else _REAL_WATCHDOG_S
-    try:
-        async with asyncio.timeout(watchdog_s):
-            return await _demo(folder, log, screen, real)
-    except TimeoutError:
-        sys.stderr.write(f"demo: not done after {watchdog_s:g} s\n")
-    except PerdureError as error:
-        sys.stderr.write(f"demo: {error.message}\n")
-    return False
+    advice = "`.venv/bin/perdure check-model` examines the model's endpoint" if real is not None else ""
+    perform(play, watchdog_s=_WATCHDOG_S if real is None else _REAL_WATCHDOG_S, advice=advice)
 
 
 async def _demo(folder: Path, log: MergedLog, screen: Screen, real: dict[str, str] | None) -> bool:
@@ -103,7 +68,7 @@ async def _demo(folder: Path, log: MergedLog, screen: Screen, real: dict[str, st
     project = data / "workspaces" / demo_repair.WORKSPACE
     shutil.copytree(demo_repair.PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
     began = time.monotonic()
-    model = demo_model.scripted(folder, log) if real is None else nullcontext(real)
+    model = demo_model.scripted(folder, log, demo_repair.script()) if real is None else nullcontext(real)
     async with model as told:
         environment = {**told, "RUN_TESTS_COMMAND": json.dumps(demo_repair.TESTS_COMMAND)}
         plan = Plan(data=data, environment=environment, port=0, directory=folder)
@@ -169,14 +134,6 @@ def _show_diff(screen: Screen, project: Path) -> None:
 
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-
-
-def _explain(folder: Path) -> None:
-    """Where to look after a failure, and the last lines of it."""
-    log = folder / "demo.log"
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]:
-        sys.stderr.write(f"  {printable(line)}\n")
-    sys.stderr.write(f"demo: failed; all logs are in {log}, the workspace beside it in data/workspaces\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from deploy.cli.check_model import DEFAULT_URL, examined
-from deploy.dev import demo_repair
 from deploy.dev.child import Child, Program
 from deploy.dev.mergedlog import MergedLog
 from deploy.dev.nats_server import free_port
@@ -74,10 +73,10 @@ async def require_endpoint(told: Mapping[str, str]) -> None:
 
 
 @asynccontextmanager
-async def scripted(folder: Path, log: MergedLog) -> AsyncGenerator[dict[str, str]]:
-    """The scripted model as a process of its own; yields what the services are told of it."""
+async def scripted(folder: Path, log: MergedLog, says: str) -> AsyncGenerator[dict[str, str]]:
+    """The model that a script describes, as a process of its own; yields what the services are told of it."""
     script = folder / "script.json"
-    script.write_text(demo_repair.script())
+    script.write_text(says)
     port = free_port()
     argv = (sys.executable, "-m", "deploy.dev.model_server", "--script", str(script), "--port", str(port))
     environment = {"PATH": os.environ.get("PATH", os.defpath)}

@@ -12,8 +12,9 @@ A script is a JSON object:
             {"attempts": [{"status": 429, "headers": {"Retry-After": "1"}}, {"text": "Done."}]}]},
         {"marker": "", "turns": [{"text": ["Hel", "lo."], "chunk_delay_s": 0.05}]}]}
 
-The first conversation whose `marker` occurs in the first user message answers; the turn is the number of assistant
-messages in the request (or what our call ids say, when older turns were left out of the context). An answer is
+The first conversation whose `marker` occurs in the first user message, with all texts that it names in `also`, answers;
+the turn is the number of assistant messages in the request (or what our call ids say, when older turns were left out of
+the context). An answer is
 
     text, reasoning     a string, or a list of strings: one chunk each
     calls               [{name, arguments: an object, or a string sent as it is, id?}]
@@ -67,6 +68,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     turns: list[Answer]
     marker: str = ""
+    also: list[str] = []
     rules: list[str] = []
 
 
@@ -80,7 +82,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def find(self, goal: str) -> int | None:
         """The conversation for a goal, by index."""
         for index, conversation in enumerate(self.conversations):
-            if conversation.marker in goal:
+            if all(text in goal for text in (conversation.marker, *conversation.also)):
                 return index
         return None
 

@@ -132,7 +132,8 @@ class VerifyArguments(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier is told: the claim (`answer`), what to prove, and where (`host` holds the workspace).
 
     `baseline` is the commit that the run began from; `last`: the next round is the last one, and the model is told.
-    `written` is retired: the verifier compares the commits, whatever the run's tools have said.
+    `by_default`: without checks the configured tests decide, which the first session of a project need not pass: it writes
+    the tests of what others build. `written` is retired: the verifier compares the commits, whatever the run's tools have said.
     """
 
     round: int
@@ -142,3 +143,4 @@ class VerifyArguments(msgspec.Struct, frozen=True, kw_only=True):
     baseline: str | None
     written: list[str] = []
     last: bool = False
+    by_default: bool = True

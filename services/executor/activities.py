@@ -19,6 +19,7 @@ from libs.contracts.checks import CHECK_TIMEOUT_S, Verification, VerifyArguments
 from libs.contracts.clock import Clock
 from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
+from libs.contracts.sessions import SessionKind
 from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult
 from libs.contracts.values import RunError
 from libs.policy.reach import alike, paths_of_call
@@ -318,7 +319,7 @@ class Activities:
                 assert_never(outcome)
 
     async def _verify(self, state: RunState, pending: PendingVerification, *, fresh: bool) -> Observed:
-        turn, attachment = state.last_turn, state.attachment
+        turn, attachment, session = state.last_turn, state.attachment, state.task.session
         arguments = VerifyArguments(
             round=pending.round,
             checks=pending.checks,
@@ -327,6 +328,7 @@ class Activities:
             baseline=attachment.baseline if attachment is not None else None,
             # The model hears of the last round in the feedback of the one before.
             last=pending.round + 1 >= state.limits.max_verification_rounds,
+            by_default=session is None or session.kind is not SessionKind.INITIALIZE,
         )
         call = ToolCall(
             tenant=state.tenant,

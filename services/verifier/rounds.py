@@ -158,7 +158,7 @@ def _unrecorded(fault: HostFault) -> CheckResult:
 
 def _with_default_tests(arguments: VerifyArguments, snapshot: SnapshotAnswer) -> list[Check]:
     """The task's checks; for a task that names none, the configured tests if the run changed anything."""
-    if not arguments.checks and snapshot.tests_command and snapshot.changed:
+    if arguments.by_default and not arguments.checks and snapshot.tests_command and snapshot.changed:
         return [TestsCheck()]
     return arguments.checks
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -109,7 +109,7 @@ def says(text: str | list[str], **fields: object) -> dict[str, object]:
 @asynccontextmanager
 async def stage(
     folder: Path,
-    script: Script,
+    script: Script | Sequence[Mapping[str, object]],
     environment: Mapping[str, str] | None = None,
     *,
     services: tuple[Service, ...] = SERVICES,
@@ -118,17 +118,21 @@ async def stage(
     dotenv: Mapping[str, str] | None = None,
     server: Callable[[model_script.Script], ModelServer] = ModelServer,
 ) -> AsyncGenerator[Stage]:
-    """Start everything below `folder`. `script` maps a marker that a goal holds to the model's turns; `server` answers
-    by it.
+    """Start everything below `folder`. `script` maps a marker that a goal holds to the model's turns, or lists whole
+    conversations (`model_script.py`); `server` answers by it.
 
     `rules` maps a marker to what its endpoint refuses beside what every strict one does. `dotenv` is what the services
     read from `.env` and from nowhere else. With a `nats_url` the server is somebody else's, and the environment says how
     to get in.
     """
-    conversations = [
-        {"marker": marker, "turns": turns, "rules": (rules or {}).get(marker, [])}
-        for marker, turns in script.items()
-    ]
+    conversations = (
+        [
+            {"marker": marker, "turns": turns, "rules": (rules or {}).get(marker, [])}
+            for marker, turns in script.items()
+        ]
+        if isinstance(script, Mapping)
+        else script
+    )
     if dotenv is not None:
         write_dotenv(folder, dotenv)
     model = server(load_script(json.dumps({"conversations": conversations}).encode()))

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,40 +12,10 @@ from deploy.dev import demo_repair
 from deploy.dev.model_script import Answer, Conversation, Script, load_script
 from deploy.dev.model_server import ModelServer, serve
 from deploy.dev.nats_server import free_port
+from tests.e2e.demos import demo, living
 
 # The demo bounds itself at 60 s and its drain behind that; this is for a demo whose own watchdog fails.
 _DEADLINE_S = 100.0
-
-
-@asynccontextmanager
-async def demo(folder: Path, *words: str, **more: str) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """The demo as a process, its temporary files below `folder`."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "deploy.dev.demo", *words),
-        env={**os.environ, "TMPDIR": str(folder), **more},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-def living(folder: Path) -> list[str]:
-    """The command lines of processes that were told of the folder."""
-    found: list[str] = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            told = (path / "environ").read_bytes() + (path / "cmdline").read_bytes()
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if str(folder).encode() in told:
-            found.append(command)
-    return found
 
 
 async def test_the_demo_ends_completed_and_passed_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def builds(identifier: str, text: str = "") -> list[dict[str, object]]:
 LETTERS = [f"part_{letter}" for letter in "abcde"]
 SCRIPT: Script = {
     "[alphabet]\n\nThis is the first session": [
+        # The configured tests are red as long as nothing is built, and that is no fault of the first session.
+        calls(call("write_file", path="run_tests.sh", content="cat part_*.txt\n")),
         calls(call("write_features", features=[feature("part_a"), feature("part_a")])),
         calls(call("write_features", features=[feature(name) for name in LETTERS])),
         calls(call("write_handoff", done=["the list"], next=["part_a"], decisions=["plain files"])),
@@ -117,6 +119,7 @@ async def test_a_brief_becomes_a_list_and_every_feature_is_committed_once(perdur
     project_id = await create(perdure, name="alphabet", brief="Write the letters. [alphabet]")
     seen = await once(perdure, project_id, "COMPLETED")
     assert seen["phase"] == "done"
+    assert seen["sessions"] == 7, "the list, five features, the last proof"
     assert log_of(perdure, project_id) == LETTERS
     assert is_clean(perdure, project_id)
     handoff = seen["handoff"]

@@ -52,7 +52,13 @@ class Site:
         assert (await self.owner.effect(self.host, call)).ok
 
     def call(
-        self, answer: str, checks: Sequence[Check], *, host: str | None = None, last: bool = False
+        self,
+        answer: str,
+        checks: Sequence[Check],
+        *,
+        host: str | None = None,
+        last: bool = False,
+        by_default: bool = True,
     ) -> ToolCall:
         self._round += 1
         arguments = VerifyArguments(
@@ -62,6 +68,7 @@ class Site:
             host=self.host if host is None else host,
             baseline=self.owner.baseline,
             last=last,
+            by_default=by_default,
         )
         return self.owner.call(VERIFY, msgspec.to_builtins(arguments), f"verify-{self._round}")
 
@@ -70,9 +77,9 @@ class Site:
         return await self.owner.result(call)
 
     async def verify(
-        self, answer: str, checks: Sequence[Check] = (), *, last: bool = False
+        self, answer: str, checks: Sequence[Check] = (), *, last: bool = False, by_default: bool = True
     ) -> tuple[Verification, str]:
-        result = await self.send(self.call(answer, checks, last=last))
+        result = await self.send(self.call(answer, checks, last=last, by_default=by_default))
         assert result.ok, result
         return msgspec.convert(result.metadata["verification"], Verification), result.output
 
@@ -97,6 +104,8 @@ async def test_an_answer_without_work_is_unverified(site: Site) -> None:
 
 async def test_the_projects_tests_decide_when_the_task_names_no_checks(site: Site) -> None:
     await site.write("calc.txt", "5\n")
+    verification, _ = await site.verify("The tests of what comes later are written.", by_default=False)
+    assert verification.status is Verdict.UNVERIFIED
     verification, feedback = await site.verify("I updated the value in calc.txt.")
     assert verification.status is Verdict.FAILED
     assert "calc is wrong" in feedback

@@ -58,6 +58,29 @@ def test_an_event_is_one_plain_line_where_there_is_no_terminal() -> None:
         ("verification.completed", {"status": "UNVERIFIED", "checks": []}, "UNVERIFIED (nothing to check)"),
         ("run.released", {"reason": "suspended", "waiting_for": "input"}, "suspended, waiting for input"),
         ("something.new", {"a": 1}, '{"a": 1}'),
+        (
+            "session.started",
+            {"session": 3, "feature_id": "cart", "attempt": 2, "reverify": ["goods"]},
+            "session 3: cart, attempt 2; proves goods again first",
+        ),
+        ("session.started", {"session": 1, "kind": "initialize", "attempt": 1}, "session 1: initialize"),
+        (
+            "session.ended",
+            {"session": 3, "outcome": "failed", "reason": "red", "retry_at": "2026-01-01T10:20:30.000Z"},
+            "session 3 failed: red; the next one begins at 10:20:30",
+        ),
+        (
+            "session.stalled",
+            {"silent_s": 9.4, "limit_s": 8.0},
+            "no sign of life for 9 s, at most 8 s are allowed: it is ended",
+        ),
+        ("session.stalled", {}, "{}"),
+        (
+            "feature.state_changed",
+            {"feature_id": "cart", "before": "verified", "state": "committed", "reason": "by git"},
+            "cart: verified → committed, by git",
+        ),
+        ("project.blocked", {"cap": "tokens", "reason": "used up"}, "tokens: used up"),
         ("run.created", {"task": "not an object"}, ""),
     ],
 )
