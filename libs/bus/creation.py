@@ -30,6 +30,7 @@ class CreateRequest(NamedTuple):
     cause: tuple[str, ...] | None = None
     # The task that the run is of; `None`: one of its own.
     task_id: str | None = None
+    # The id of a run without a cause, where somebody had to know it before; `None`: a fresh one.
     run_id: str | None = None
 
 
@@ -99,13 +100,14 @@ class Creation:
         """Whether this run was made; also of a deleted one, as long as its tombstone says so."""
         return await self._runs.find(tenant, run_id) is not None
 
+    def fresh_run_id(self) -> str:
+        """The id of a run that nothing made before. Those spread over the open shards; the choice needs no memory."""
+        return random_run_id(self._clock, self._clock.entropy(1)[0] % self._shards)
+
     def _run_id(self, request: CreateRequest) -> str:
-        if request.run_id is not None:
-            return request.run_id
-        if request.cause is None:
-            # Unkeyed runs spread over the open shards; the choice needs no memory.
-            return random_run_id(self._clock, self._clock.entropy(1)[0] % self._shards)
-        return derived_run_id(self._shards, request.tenant, *request.cause)
+        if request.cause is not None:
+            return derived_run_id(self._shards, request.tenant, *request.cause)
+        return request.run_id or self.fresh_run_id()
 
     async def _existing(self, request: CreateRequest, run_id: str) -> Created:
         found = await self._runs.find(request.tenant, run_id)

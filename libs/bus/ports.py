@@ -326,7 +326,7 @@ class Bus(Counted, Protocol):
     timers: Timers
     dead_letters: DeadLetters
     wire: Wire
-    # `leases`, `checkpoints`, `journal`, `catalog` or `spending`.
+    # `leases`, `checkpoints`, `journal`, `catalog`, `spending` or `quotas`.
     bucket: Callable[[str], Bucket]
 
     def store(self, name: str) -> Blobs:

@@ -210,6 +210,11 @@ def buckets(subjects: Subjects) -> tuple[BucketSpec, ...]:
         BucketSpec(
             subjects.stream("spending"), "tokens by day, tenant and boot, for two days", marker_ttl_s=60
         ),
+        BucketSpec(
+            subjects.stream("quotas"),
+            "requests of a minute and runs being started, by tenant",
+            marker_ttl_s=60,
+        ),
     )
 
 

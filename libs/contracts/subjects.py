@@ -189,6 +189,14 @@ def catalog_key(boot: str) -> str:
     return boot
 
 
+def rate_key(tenant: str) -> str:
+    return f"rate.{tenant}"
+
+
+def starts_key(tenant: str) -> str:
+    return f"starts.{tenant}"
+
+
 def spending_key(day: str, tenant: str, boot: str) -> str:
     return f"{day}.{tenant}.{boot}"
 

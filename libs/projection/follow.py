@@ -7,7 +7,7 @@ second, so that one sees one's own writes without anybody waiting for a slow dis
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from libs.bus.ports import Log, LogKey
@@ -61,6 +61,13 @@ class Projection:
         """A page of runs that holds at least what this process acknowledged before, if that takes no longer than 1 s."""
         await self._catch_up()
         return await self._index.runs(query)
+
+    async def statuses(
+        self, tenant: str, statuses: Collection[str], run_ids: Collection[str]
+    ) -> dict[str, str]:
+        """The runs of a tenant in one of these statuses, and those of these ids, as far as they are known; children
+        aside."""
+        return await self._index.statuses(tenant, statuses, run_ids)
 
     async def projects(self, query: ProjectQuery) -> list[ProjectRow]:
         """A page of projects, like `runs`."""

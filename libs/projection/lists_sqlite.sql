@@ -36,3 +36,8 @@ WHERE tenant = :tenant
   AND (:before_at IS NULL OR (created_at, schedule_id) < (:before_at, :before_id))
 ORDER BY created_at DESC, schedule_id DESC
 LIMIT :limit;
+
+-- name: list_statuses
+SELECT run_id, status FROM runs
+WHERE tenant = :tenant AND parent_run_id IS NULL
+  AND (status IN (SELECT value FROM json_each(:statuses)) OR run_id IN (SELECT value FROM json_each(:run_ids)));

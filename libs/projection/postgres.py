@@ -7,7 +7,7 @@ record is applied once, in order, however many gateways fold the same log; all o
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar, cast
@@ -172,6 +172,12 @@ class PostgresIndex:
         searched = query.text.casefold() if query.text else None
         return await self._page("list_runs", _asked(query) | {"searched": searched}, RunRow)
 
+    async def statuses(
+        self, tenant: str, statuses: Collection[str], run_ids: Collection[str]
+    ) -> dict[str, str]:
+        named = {"tenant": tenant, "statuses": sorted(statuses), "run_ids": sorted(run_ids)}
+        return dict(await self._page("list_statuses", named, _pair))
+
     async def projects(self, query: ProjectQuery) -> list[ProjectRow]:
         return await self._page("list_projects", _asked(query), ProjectRow)
 
@@ -195,6 +201,10 @@ class PostgresIndex:
                 if lock:
                     await connection.execute("LOCK TABLE positions IN EXCLUSIVE MODE")
                 yield connection
+
+
+def _pair(run_id: str, status: str) -> tuple[str, str]:
+    return run_id, status
 
 
 async def _patiently(index: PostgresIndex, clock: Clock) -> None:

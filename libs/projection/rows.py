@@ -4,7 +4,7 @@ Invariant: a cursor is a value (the place of the last row given), so it is valid
 while rows come and go.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from libs.contracts.envelope import Record
@@ -161,6 +161,12 @@ class Index(Protocol):
 
     async def runs(self, query: RunQuery) -> list[RunRow]:
         """A page, newest first."""
+        ...
+
+    async def statuses(
+        self, tenant: str, statuses: Collection[str], run_ids: Collection[str]
+    ) -> dict[str, str]:
+        """The runs of a tenant in one of these statuses, and those of these ids; children aside."""
         ...
 
     async def projects(self, query: ProjectQuery) -> list[ProjectRow]:

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,6 +89,12 @@ class SqliteIndex:
         """A page, newest first."""
         return await self._in(self._reader, lambda: self._runs(query))
 
+    async def statuses(
+        self, tenant: str, statuses: Collection[str], run_ids: Collection[str]
+    ) -> dict[str, str]:
+        """The runs of a tenant in one of these statuses, and those of these ids; children aside."""
+        return await self._in(self._reader, lambda: self._statuses(tenant, statuses, run_ids))
+
     async def projects(self, query: ProjectQuery) -> list[ProjectRow]:
         """A page of projects, newest first."""
         return await self._in(self._reader, lambda: self._projects(query))
@@ -151,6 +157,14 @@ class SqliteIndex:
             "limit": query.limit,
         }
         return [RunRow(*row) for row in self._reading.execute(self._statements["list_runs"], values)]
+
+    def _statuses(self, tenant: str, statuses: Collection[str], run_ids: Collection[str]) -> dict[str, str]:
+        values = {
+            "tenant": tenant,
+            "statuses": json.dumps(sorted(statuses)),
+            "run_ids": json.dumps(sorted(run_ids)),
+        }
+        return dict(self._reading.execute(self._statements["list_statuses"], values).fetchall())
 
     def _projects(self, query: ProjectQuery) -> list[ProjectRow]:
         found = self._reading.execute(self._statements["list_projects"], _page(query))

@@ -105,3 +105,4 @@ WHERE schedule_id = :schedule_id AND last_sequence < :last_sequence;
 
 -- name: remove_schedule
 DELETE FROM schedules WHERE schedule_id = :schedule_id;
+

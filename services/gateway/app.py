@@ -7,7 +7,7 @@ deadline, also while the bus is away.
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -18,8 +18,10 @@ from libs.bus.copies import Copies
 from libs.bus.creation import Creation
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
+from libs.bus.rates import Rates
 from libs.bus.runs import Runs, projects_of, schedules_of
 from libs.bus.spending import Spending
+from libs.bus.starts import HOLDING, Starts
 from libs.chassis.logs import get_logger
 from libs.chassis.run import VERSION, Chassis
 from libs.contracts.clock import Clock
@@ -73,7 +75,7 @@ class Gateway:
 
     def app(self, rows: Projection, watches: Watches) -> ASGIApp:
         """The HTTP application over this gateway's parts."""
-        settings = self._settings
+        settings, quotas = self._settings, self._quotas(rows)
         roster = Roster(self._liveness, self._bus.bucket("catalog"), self._clock)
         keyring = Keyring(settings.keys, settings.operator_key)
         letters = DeadLettersApi(self._bus.dead_letters)
@@ -90,16 +92,16 @@ class Gateway:
         policies = PoliciesApi(settings.policy, roster, secure=keyring.secure)
         handlers = {
             **self._reading(rows, watches, roster),
-            **self._changing(rows, roster),
-            **self._projects_api(rows, roster),
-            **self._schedules_api(rows, roster),
+            **self._changing(rows, roster, quotas),
+            **self._projects_api(rows, roster, quotas),
+            **self._schedules_api(rows, roster, quotas),
             "explain_policy": policies.explain,
             "list_dead_letters": letters.find,
             "replay_dead_letter": letters.replay,
             **self._measuring(watches, roster),
         }
         opened = {"health": health.health, "ready": health.ready}
-        return application(handlers, opened, keyring, self._clock, self._requests, self._traffic)
+        return application(handlers, opened, keyring, self._clock, self._requests, self._traffic, quotas)
 
     def _reading(self, rows: Projection, watches: Watches, roster: Roster) -> dict[str, Handler]:
         """What shows runs, by the names of the operations."""
@@ -127,9 +129,20 @@ class Gateway:
             "stream_project": streams.stream,
         }
 
-    def _changing(self, rows: Projection, roster: Roster) -> dict[str, Handler]:
+    def _quotas(self, rows: Projection) -> Quotas:
+        """What tenants may do at most."""
+        bucket = self._bus.bucket("quotas")
+        rates = Rates(bucket, self._clock, limit=self._settings.tenant_requests_per_minute)
+
+        async def known(tenant: str, run_ids: Collection[str]) -> Mapping[str, str]:
+            return await rows.statuses(tenant, HOLDING, run_ids)
+
+        starts = Starts(bucket, self._clock, known, most=self._settings.tenant_places)
+        return Quotas(rates, starts, self._spending, self._clock)
+
+    def _changing(self, rows: Projection, roster: Roster, quotas: Quotas) -> dict[str, Handler]:
         """What makes and changes runs."""
-        runs, quotas = self._runs, Quotas(self._spending, self._clock)
+        runs = self._runs
         creation = Creation(runs, self._clock, shards=SHARDS, limits=self._settings.limits)
         tasks = TasksApi(creation=creation, runs=runs, rows=rows, roster=roster, quotas=quotas, shards=SHARDS)
         commands = CommandsApi(
@@ -161,14 +174,14 @@ class Gateway:
             "delete_run": commands.delete,
         }
 
-    def _projects_api(self, rows: Projection, roster: Roster) -> dict[str, Handler]:
+    def _projects_api(self, rows: Projection, roster: Roster, quotas: Quotas) -> dict[str, Handler]:
         """What makes, shows and changes projects."""
         return ProjectsApi(
             projects=self._projects,
             runs=self._runs,
             rows=rows,
             roster=roster,
-            quotas=Quotas(self._spending, self._clock),
+            quotas=quotas,
             clock=self._clock,
             settings=self._settings,
             shards=SHARDS,
@@ -193,7 +206,7 @@ class Gateway:
         name = f"{self._bus.subjects.prefix}-{self._settings.replica_id}.{suffix}"
         return self._settings.data / "index" / name
 
-    def _schedules_api(self, rows: Projection, roster: Roster) -> dict[str, Handler]:
+    def _schedules_api(self, rows: Projection, roster: Roster, quotas: Quotas) -> dict[str, Handler]:
         """What makes, shows and changes schedules."""
         limits = self._settings.limits
         return SchedulesApi(
@@ -201,7 +214,7 @@ class Gateway:
             creation=Creation(self._runs, self._clock, shards=SHARDS, limits=limits),
             rows=rows,
             roster=roster,
-            quotas=Quotas(self._spending, self._clock),
+            quotas=quotas,
             clock=self._clock,
             limits=limits,
             shards=SHARDS,

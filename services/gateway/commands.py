@@ -58,7 +58,7 @@ class CommandsApi:
         folded = await self._runs.load(tenant, run_id)
         if folded.state.status is RunStatus.PENDING:
             await self._roster.require_model()
-            self._quotas.require_tokens(tenant)
+            await self._quotas.require_start(request.scope, tenant, run_id)
         folded = await self._carry_out(tenant, run_id, lambda state: decisions.start(state, tenant))
         return _accepted(run_id, folded.state.status)
 

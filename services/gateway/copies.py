@@ -69,7 +69,7 @@ class CopiesApi:
             raise ValidationFailed(
                 f"after_sequence: {message}", details=[{"field": "after_sequence", "message": message}]
             )
-        return await self._forked(origin, body.after_sequence, body.goal, (_FORK, key), body)
+        return await self._forked(request, origin, body.after_sequence, body.goal, (_FORK, key), body)
 
     async def retry(self, request: Request, tenant: str) -> Response:
         origin = await self._origin(request, tenant)
@@ -81,16 +81,19 @@ class CopiesApi:
                 "fork it"
             )
         if body.origin == "start":
-            return await self._begun_again(origin, key, body)
+            return await self._begun_again(request, origin, key, body)
         events = await self._copies.events(LogKey(tenant, origin.run_id))
         after = copying.last_checkpoint(events)
-        return await self._forked(origin, after, None, (_RETRY, key), body)
+        return await self._forked(request, origin, after, None, (_RETRY, key), body)
 
-    async def _begun_again(self, origin: RunState, key: str | None, body: Body) -> Response:
+    async def _begun_again(self, request: Request, origin: RunState, key: str | None, body: Body) -> Response:
         """A fresh run of the same task."""
         cause = (_RETRY, origin.run_id, key) if key is not None else None
-        run_id = derived_run_id(self._shards, origin.tenant, *cause) if cause is not None else None
-        await self._may_start(origin.tenant, run_id)
+        if cause is None:
+            run_id = self._creation.fresh_run_id()
+        else:
+            run_id = derived_run_id(self._shards, origin.tenant, *cause)
+        await self._may_start(request, origin.tenant, run_id, keyed=key is not None)
         created = await self._creation.create(
             CreateRequest(
                 tenant=origin.tenant,
@@ -101,6 +104,7 @@ class CopiesApi:
                 source="retry",
                 cause=cause,
                 task_id=origin.task_id,
+                run_id=run_id,
             )
         )
         if not created.existed:
@@ -108,14 +112,20 @@ class CopiesApi:
         return _answer(created.folded.state, origin.run_id, 0, None, existed=created.existed)
 
     async def _forked(
-        self, origin: RunState, after: int, goal: str | None, cause: tuple[str, str | None], body: Body
+        self,
+        request: Request,
+        origin: RunState,
+        after: int,
+        goal: str | None,
+        cause: tuple[str, str | None],
+        body: Body,
     ) -> Response:
         kind, key = cause
         if key is not None:
             run_id = derived_run_id(self._shards, origin.tenant, kind, origin.run_id, key)
         else:
             run_id = random_run_id(self._clock, shard_of(origin.run_id))
-        await self._may_start(origin.tenant, run_id if key is not None else None)
+        await self._may_start(request, origin.tenant, run_id, keyed=key is not None)
         there = await self._runs.find(origin.tenant, run_id) if key is not None else None
         target = LogKey(origin.tenant, run_id)
         if there is None:
@@ -146,13 +156,13 @@ class CopiesApi:
     async def _origin(self, request: Request, tenant: str) -> RunState:
         return (await self._runs.load(tenant, edge.run_id_of(request, self._shards))).state
 
-    async def _may_start(self, tenant: str, keyed: str | None) -> None:
+    async def _may_start(self, request: Request, tenant: str, run_id: str, *, keyed: bool) -> None:
         """Nothing is made that cannot start, but a client's own retry gets its answer."""
         try:
             await self._roster.require_model()
-            self._quotas.require_tokens(tenant)
+            await self._quotas.require_start(request.scope, tenant, run_id)
         except (ConfigurationError, QuotaExceeded):
-            if keyed is None or await self._runs.find(tenant, keyed) is None:
+            if not keyed or await self._runs.find(tenant, run_id) is None:
                 raise
 
 

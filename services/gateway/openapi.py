@@ -91,12 +91,14 @@ def _responses(operation: Operation) -> dict[str, object]:
             schema = _FRAME if operation.media == "text/event-stream" else {"type": "string"}
             response["content"] = {operation.media: {"schema": schema}}
         responses[str(status)] = response
+    # Tenants' requests are counted where they have a quota, also while the bus is away.
+    counted = (429, 503) if operation.audience in ("tenants", "both") else ()
     denied = () if operation.audience == "everybody" else (401,)
     # 405 answers every method that the path does not have.
-    for status in sorted({*denied, *operation.failures, 405, 500}):
+    for status in sorted({*denied, *counted, *operation.failures, 405, 500}):
         responses[str(status)] = {
             "description": HTTPStatus(status).phrase,
-            "headers": _REQUEST_ID,
+            "headers": _REQUEST_ID | (_QUOTAS if status == HTTPStatus.TOO_MANY_REQUESTS else {}),
             "content": _json(ErrorView),
         }
     return responses
@@ -142,6 +144,21 @@ _REQUEST_ID: dict[str, object] = {
         "description": "The request's id, as sent or as made up.",
         "schema": {"type": "string"},
     }
+}
+_QUOTAS: dict[str, object] = {
+    "Retry-After": {
+        "description": "Seconds until it may go on.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    "RateLimit-Policy": {
+        "description": 'The tenant\'s quotas: `"requests";q=60;w=60` are 60 in 60 s, `"runs";q=20` are 20 at once.',
+        "schema": {"type": "string"},
+    },
+    "RateLimit": {
+        "description": 'What is left of them: `"requests";r=0;t=12` says none, and more in 12 s. Every answer to a tenant '
+        "with a quota has it.",
+        "schema": {"type": "string"},
+    },
 }
 
 

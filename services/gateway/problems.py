@@ -28,6 +28,7 @@ from libs.contracts.errors import (
     Unavailable,
 )
 from libs.contracts.views import ErrorView, FieldProblem
+from services.gateway.quotas import quota_headers
 
 REQUEST_ID = "X-Request-ID"
 # An id goes into headers and logs: what could break either is left out, and what is too long is cut.
@@ -58,7 +59,9 @@ class RequestIds:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID] = request_id
+                headers.update(quota_headers(scope))
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from libs.contracts.clock import Clock
 from libs.contracts.errors import PerdureError
 from services.gateway import openapi
-from services.gateway.auth import Keyring
+from services.gateway.auth import OPERATOR, Keyring
 from services.gateway.operation import Operation
 from services.gateway.operations import OPERATIONS
 from services.gateway.problems import NotAllowedHere, RequestIds, failed
+from services.gateway.quotas import Quotas
 from services.gateway.requests import Requests
 from services.gateway.traffic import ROUTE, Traffic
 
@@ -44,15 +45,16 @@ def application(
     clock: Clock,
     requests: Requests,
     traffic: Traffic,
+    quotas: Quotas,
 ) -> ASGIApp:
     """The ASGI application: one handler for each operation of the table, by name."""
     by_path: dict[str, dict[str, Open]] = {}
     for operation in OPERATIONS:
-        handler = opened.get(operation.name) or _known(handlers[operation.name], operation, keyring)
+        handler = opened.get(operation.name) or _known(handlers[operation.name], operation, keyring, quotas)
         by_path.setdefault(operation.path, {})[operation.method] = handler
     # Of these the description says nothing: their formats are of another world than JSON.
     for path, name in METRICS_PATHS.items():
-        by_path[path] = {"GET": _for(keyring.operator, handlers[name])}
+        by_path[path] = {"GET": _for(keyring.operator, handlers[name], None)}
     by_path["/openapi.json"] = {"GET": _described()}
     by_path["/docs"] = {"GET": _documented()}
     # Of what there is below /api, also of what there is not, only those learn who have a secret.
@@ -73,17 +75,21 @@ def application(
     return RequestIds(traffic.counting(app), clock)
 
 
-def _known(handler: Handler, operation: Operation, keyring: Keyring) -> Open:
+def _known(handler: Handler, operation: Operation, keyring: Keyring, quotas: Quotas) -> Open:
     """The handler for whoever the secret of the request proves: a tenant, an operator, or either of them."""
     provers = {"operators": keyring.operator, "both": keyring.anybody}
-    return _for(provers.get(operation.audience, keyring.tenant), handler)
+    limited = None if operation.audience == "operators" else quotas
+    return _for(provers.get(operation.audience, keyring.tenant), handler, limited)
 
 
-def _for(prove: Callable[[str | None], str], handler: Handler) -> Open:
-    """The handler for whom `prove` lets in."""
+def _for(prove: Callable[[str | None], str], handler: Handler, quotas: Quotas | None) -> Open:
+    """The handler for whom `prove` lets in; of tenants, as often as they may ask."""
 
     async def handle(request: Request) -> Response:
-        return await handler(request, prove(request.headers.get("authorization")))
+        who = prove(request.headers.get("authorization"))
+        if quotas is not None and who != OPERATOR:
+            await quotas.count_request(request.scope, who)
+        return await handler(request, who)
 
     return handle
 

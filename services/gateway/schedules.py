@@ -153,11 +153,11 @@ class SchedulesApi:
         key = idempotency_key(request.headers.get("idempotency-key"))
         await edge.body_of(request, Nothing)
         state = (await self._schedules.load(tenant, schedule_id)).state
-        await self._roster.require_model()
-        self._quotas.require_tokens(tenant)
         mark = hashlib.sha256(key.encode()).hexdigest() if key is not None else self._clock.entropy(16).hex()
         run_id = scheduled_run_id(schedule_id, f"{KEY_CAUSE}:{mark}")
         if not await self._creation.knows(tenant, run_id):
+            await self._roster.require_model()
+            await self._quotas.require_start(request.scope, tenant, run_id)
             folded = await self._schedules.command(
                 tenant, schedule_id, lambda state: _asked(state, run_id, tenant)
             )

@@ -45,8 +45,9 @@ class TasksApi:
         key = idempotency_key(request.headers.get("idempotency-key"))
         task = await edge.body_of(request, TaskCreate)
         cause = (KEY_CAUSE, key) if key is not None else None
+        run_id = derived_run_id(self._shards, tenant, *cause) if cause else self._creation.fresh_run_id()
         if task.auto_start:
-            await self._may_start(tenant, cause)
+            await self._may_start(request, tenant, run_id, keyed=cause is not None)
         created = await self._creation.create(
             CreateRequest(
                 tenant=tenant,
@@ -56,6 +57,7 @@ class TasksApi:
                 by=tenant,
                 source="api",
                 cause=cause,
+                run_id=run_id,
             )
         )
         if not created.existed:
@@ -71,14 +73,11 @@ class TasksApi:
         rows = await self._rows.runs(RunQuery(tenant=tenant, task_id=task_id, limit=LIMIT_MAX))
         return edge.answer(task_view(state, [summary(row) for row in rows]))
 
-    async def _may_start(self, tenant: str, cause: tuple[str, str] | None) -> None:
+    async def _may_start(self, request: Request, tenant: str, run_id: str, *, keyed: bool) -> None:
         """Nothing is created that cannot start, but a retry of what was created before gets its answer."""
         try:
             await self._roster.require_model()
-            self._quotas.require_tokens(tenant)
+            await self._quotas.require_start(request.scope, tenant, run_id)
         except (ConfigurationError, QuotaExceeded):
-            if cause is None:
-                raise
-            run_id = derived_run_id(self._shards, tenant, *cause)
-            if await self._runs.find(tenant, run_id) is None:
+            if not keyed or await self._runs.find(tenant, run_id) is None:
                 raise

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
+from deploy.dev.nats_server import NatsServer
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus
@@ -24,6 +28,7 @@ from libs.contracts.values import Usage
 from services.gateway.app import Gateway
 from services.gateway.server import listen
 from services.gateway.settings import GatewaySettings
+from tests.fakes.waiting import eventually
 from tests.service.described import as_described
 
 DEADLINE_S = 10.0
@@ -187,3 +192,53 @@ def frames(text: str) -> list[Frame]:
 
 def sequences(found: Sequence[Frame]) -> list[int]:
     return [int(frame.id) for frame in found if frame.id is not None]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@asynccontextmanager
+async def process(
+    bus: Bus, node: NatsServer, data: Path, port: int, settings: dict[str, str] | None = None
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """A gateway as a process of its own, killed at the end."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")},
+        "NATS_URL": node.address.url,
+        "NATS_USER": node.address.user or "",
+        "NATS_PASSWORD": node.address.password or "",
+        "PERDURE_PREFIX": bus.subjects.prefix,
+        "PERDURE_DATA": str(data),
+        "PERDURE_PORT": str(port),
+        "NATS_MONITOR_URL": node.address.monitor_url or "",
+        **(settings or {}),
+    }
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.gateway",
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.wait()
+
+
+async def until_ready(served: Served) -> None:
+    async with httpx.AsyncClient(base_url=served.url) as client:
+
+        async def look() -> str:
+            try:
+                return (await client.get("/api/health/ready")).text
+            except httpx.TransportError as error:
+                return repr(error)
+
+        await eventually(look, "the gateway is ready", fits=lambda seen: '"ready"' in seen)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import httpx
@@ -25,68 +22,22 @@ from services.gateway.server import listen, serve_until
 from services.gateway.settings import GatewaySettings
 from services.gateway.stream import Reader, Wanted
 from tests.fakes.bus import bus_settings
-from tests.fakes.waiting import eventually
 from tests.service.gateway_served import (
     DEADLINE_S,
     Owner,
     Served,
     created,
     frames,
+    free_port,
     http_client,
+    process,
     registered,
     runs_of,
+    until_ready,
 )
 
 START_S = 30.0
 RUN = "run_0_00000000000000000000000000"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@asynccontextmanager
-async def process(
-    bus: Bus, node: NatsServer, data: Path, port: int
-) -> AsyncGenerator[asyncio.subprocess.Process]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")},
-        "NATS_URL": node.address.url,
-        "NATS_USER": node.address.user or "",
-        "NATS_PASSWORD": node.address.password or "",
-        "PERDURE_PREFIX": bus.subjects.prefix,
-        "PERDURE_DATA": str(data),
-        "PERDURE_PORT": str(port),
-        "NATS_MONITOR_URL": node.address.monitor_url or "",
-    }
-    started = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "services.gateway",
-        env=environment,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[2],
-    )
-    try:
-        yield started
-    finally:
-        if started.returncode is None:
-            started.kill()
-        await started.wait()
-
-
-async def until_ready(served: Served) -> None:
-    async with httpx.AsyncClient(base_url=served.url) as client:
-
-        async def look() -> str:
-            try:
-                return (await client.get("/api/health/ready")).text
-            except httpx.TransportError as error:
-                return repr(error)
-
-        await eventually(look, "the gateway is ready", fits=lambda seen: '"ready"' in seen)
 
 
 async def test_sigterm_ends_streams_cleanly_and_exits_with_zero(

@@ -35,7 +35,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         (ServiceSettings, "NATS_MONITOR_URL", "127.0.0.1:8222"),
         (ServiceSettings, "PERDURE_RETENTION_DAYS", "x"),
         (ToolhostSettings, "ENABLE_PROGRAM_TOOL", "maybe"),
-        (ServiceSettings, "TENANT_REQUESTS_PER_MINUTE", "-5"),
+        (GatewaySettings, "TENANT_REQUESTS_PER_MINUTE", "-5"),
+        (GatewaySettings, "TENANT_MAX_QUEUED_RUNS", "-1"),
         (GatewaySettings, "DATABASE_URL", "mysql://somewhere/x"),
         (GatewaySettings, "DATABASE_URL", "postgres"),
         (ExecutorSettings, "OPENAI_BASE_URL", "api.example.com"),
@@ -66,11 +67,11 @@ def test_an_address_is_shown_without_its_secret() -> None:
 
 def test_what_has_no_effect_yet_is_told_by_one_service() -> None:
     values = {
-        "TENANT_REQUESTS_PER_MINUTE": "60",
+        "PERDURE_RETENTION_DAYS": "30",
         "LANGFUSE_BASE_URL": "https://traces",
         "SANDBOX_IMAGE": "",
     }
-    assert GatewaySettings.load("gateway", values).without_effect == ("TENANT_REQUESTS_PER_MINUTE",)
+    assert SchedulerSettings.load("scheduler", values).without_effect == ("PERDURE_RETENTION_DAYS",)
     assert ToolhostSettings.load("toolhost", values).without_effect == ()
 
 
