@@ -97,6 +97,8 @@ clean: ## remove what this Makefile made, and the caches; keeps .perdure
 	@echo 'set-up 1/3: uv $(UV_VERSION) into .uv'
 	@rm -rf .uv && $(PYTHON) -m venv .uv
 	@.uv/bin/pip install -qq --disable-pip-version-check uv==$(UV_VERSION)
+	@# Servers that sync each write come next: they would wait for all of the above to reach the disk.
+	@sync
 	@touch $@
 
 .venv/.ready: .uv/$(UV_VERSION) requirements.lock pyproject.toml
@@ -105,4 +107,6 @@ clean: ## remove what this Makefile made, and the caches; keeps .perdure
 	@$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
 	@echo 'set-up 3/3: this checkout into .venv'
 	@$(UV) pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+	@# Servers that sync each write come next: they would wait for all of the above to reach the disk.
+	@sync
 	@touch $@

@@ -6,14 +6,19 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.fakes.bus import bus, nats_node
 
 __all__ = ["anyio_backend", "bus", "nats_node"]
 
 # How long an example takes says more about the machine than about the code. `make soak` asks for more of them.
-settings.register_profile("perdure", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "100")))
+settings.register_profile(
+    "perdure",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("EXAMPLES", "100")),
+)
 settings.load_profile("perdure")
 
 
