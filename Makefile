@@ -17,7 +17,7 @@ export UV_SYSTEM_CERTS ?= true
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-project up test check e2e sim chaos soak conformance bench fmt lock clean
+.PHONY: help demo demo-project up test check e2e sim chaos soak conformance bench bench-streams fmt lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r t d; do printf '%-20s %s\n' "$$t" "$$d"; done
@@ -73,6 +73,9 @@ conformance: .venv/.ready ## the public MCP conformance suite against our client
 
 bench: .venv/.ready ## what Perdure costs against the raw bus
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+bench-streams: .venv/.ready ## a gateway with 1,000 clients: how late events come, and what it takes
+	@$(BIN)/python -m tests.bench.streams
 
 fmt: .venv/.ready ## format, and mend what the linter can mend
 	$(BIN)/ruff format .

@@ -5,6 +5,7 @@ Invariant: `code` is permanent; what a caller may do about an error is in its me
     PerdureError                      code, HTTP status, whether the same call may succeed later
     ├── RequestError                  the caller's: nothing was changed
     │   ├── NotHttp                   BAD_REQUEST 400: what no HTTP server could read
+    │   ├── RequestTimeout            REQUEST_TIMEOUT 408: it did not come whole in time
     │   ├── ValidationFailed          VALIDATION_ERROR 422 (details: one entry a field)
     │   ├── Unauthorized              UNAUTHORIZED 401
     │   ├── NotFound                  NOT_FOUND 404
@@ -62,6 +63,10 @@ class RequestError(PerdureError):
 
 class NotHttp(RequestError):
     code = "BAD_REQUEST"
+
+
+class RequestTimeout(RequestError):
+    code, status, retryable = "REQUEST_TIMEOUT", 408, True
 
 
 class ValidationFailed(RequestError):

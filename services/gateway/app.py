@@ -49,7 +49,7 @@ from services.gateway.roster import Roster
 from services.gateway.routes import Handler, application
 from services.gateway.runs import RunsApi
 from services.gateway.schedules import SchedulesApi
-from services.gateway.server import listen, serve_until
+from services.gateway.server import PATIENCE, Patience, listen, serve_until
 from services.gateway.settings import GatewaySettings
 from services.gateway.stream import StreamApi
 from services.gateway.tasks import TasksApi
@@ -252,13 +252,13 @@ class Gateway:
             )
             watching.cancel()
 
-    async def run(self, bound: socket.socket, stop: asyncio.Event) -> None:
+    async def run(self, bound: socket.socket, stop: asyncio.Event, patience: Patience = PATIENCE) -> None:
         """Serve on `bound` until `stop`; then drain."""
         async with self.parts() as (rows, watches), asyncio.TaskGroup() as group:
             host, port = bound.getsockname()[:2]
             _log.info("gateway.listening", host=host, port=port)
             stopped = asyncio.Event()
-            group.create_task(serve_until(stopped, self.app(rows, watches), bound, self._clock))
+            group.create_task(serve_until(stopped, self.app(rows, watches), bound, self._clock, patience))
             await stop.wait()
             watches.drain()
             self._requests.drain()

@@ -35,7 +35,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(201, 200),
         takes=http.TaskCreate,
         parameters=(KEY,),
-        failures=(409, 410, 413, 415, 422, 429, 503),
+        failures=(409, 410, 408, 413, 415, 422, 429, 503),
     ),
     Operation(
         "show_task",
@@ -81,7 +81,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Nothing,
         parameters=(RUN,),
-        failures=(404, 409, 413, 415, 422, 429, 503),
+        failures=(404, 409, 408, 413, 415, 422, 429, 503),
     ),
     Operation(
         "cancel_run",
@@ -92,7 +92,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Nothing,
         parameters=(RUN,),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "reply_to_run",
@@ -103,7 +103,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Reply,
         parameters=(RUN, KEY),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "approve_call",
@@ -114,7 +114,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Approval,
         parameters=(RUN, KEY),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "reconcile_call",
@@ -125,7 +125,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Reconciliation,
         parameters=(RUN, KEY),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "message_run",
@@ -136,7 +136,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.SteeringMessage,
         parameters=(RUN, KEY),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "pause_run",
@@ -147,7 +147,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Nothing,
         parameters=(RUN,),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "resume_run",
@@ -158,7 +158,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Nothing,
         parameters=(RUN,),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "fork_run",
@@ -169,7 +169,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(201, 200),
         takes=forks.Fork,
         parameters=(RUN, KEY),
-        failures=(404, 409, 410, 413, 415, 422, 429, 503),
+        failures=(404, 409, 410, 408, 413, 415, 422, 429, 503),
     ),
     Operation(
         "retry_run",
@@ -180,7 +180,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(201, 200),
         takes=forks.Retry,
         parameters=(RUN, KEY),
-        failures=(404, 409, 410, 413, 415, 422, 429, 503),
+        failures=(404, 409, 410, 408, 413, 415, 422, 429, 503),
     ),
     Operation(
         "delete_run",
@@ -190,7 +190,7 @@ OPERATIONS: tuple[Operation, ...] = (
         None,
         success=(204,),
         parameters=(RUN,),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
     ),
     Operation(
         "list_questions",
@@ -332,7 +332,7 @@ OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Nothing,
         parameters=(Parameter("letter_id", "path", {"type": "string"}, "The letter's id.", required=True),),
-        failures=(404, 409, 413, 415, 422, 503),
+        failures=(404, 409, 408, 413, 415, 422, 503),
         audience="operators",
     ),
     Operation(
@@ -342,7 +342,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "What the policy would decide about a call, and why; nothing is called. For tenants and operators.",
         policyviews.DecisionView,
         takes=http.PolicyQuestion,
-        failures=(404, 413, 415, 422, 503),
+        failures=(404, 408, 413, 415, 422, 503),
         audience="both",
     ),
     Operation(

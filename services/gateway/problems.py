@@ -6,6 +6,7 @@ of ours is the request id, the rest is in the log under that id.
 
 import re
 from collections.abc import Iterable
+from http import HTTPStatus
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -24,6 +25,7 @@ from libs.contracts.errors import (
     NotFound,
     NotHttp,
     PerdureError,
+    RequestTimeout,
     Unauthorized,
     Unavailable,
 )
@@ -69,16 +71,29 @@ class RequestIds:
 
 def unreadable(headers: Headers, clock: Clock) -> bytes:
     """The whole answer, head included, to bytes that are no HTTP request; `headers` are those that were read."""
-    request_id = _request_id(headers, clock)
     problem = NotHttp(
         "this is no HTTP/1.1 request; see to its method, its URL (at most 64 KiB, percent-encoded where it is not ASCII), "
-        "its headers and the length of its body"
+        "its headers (64 KiB in all) and the length of its body"
     )
+    return _last_words(problem, headers, clock)
+
+
+def overdue(headers: Headers, clock: Clock) -> bytes:
+    """The whole answer to a request that does not come whole."""
+    problem = RequestTimeout(
+        "the request did not arrive whole in time; send it again at once, without pauses in it"
+    )
+    return _last_words(problem, headers, clock)
+
+
+def _last_words(problem: PerdureError, headers: Headers, clock: Clock) -> bytes:
+    """An answer beside the application, behind which the connection is closed."""
+    request_id = _request_id(headers, clock)
     response = _envelope(problem, request_id)
     head = [*response.raw_headers, (REQUEST_ID.encode(), request_id.encode()), (b"connection", b"close")]
     return b"".join(
         [
-            b"HTTP/1.1 %d Bad Request\r\n" % problem.status,
+            b"HTTP/1.1 %d %b\r\n" % (problem.status, HTTPStatus(problem.status).phrase.encode()),
             *(b"%b: %b\r\n" % field for field in head),
             b"\r\n",
             bytes(response.body),

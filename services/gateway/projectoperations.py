@@ -14,7 +14,7 @@ _STATUSES: dict[str, object] = {
     "type": "array",
     "items": {"type": "string", "enum": [status.value for status in ProjectStatus]},
 }
-_COMMAND_FAILURES = (404, 409, 413, 415, 422, 503)
+_COMMAND_FAILURES = (404, 409, 408, 413, 415, 422, 503)
 
 
 def _command(name: str, path: str, summary: str, *parameters: Parameter) -> Operation:
@@ -41,7 +41,7 @@ PROJECT_OPERATIONS: tuple[Operation, ...] = (
         success=(201, 200),
         takes=projecthttp.ProjectCreate,
         parameters=(KEY,),
-        failures=(409, 413, 415, 422, 429, 503),
+        failures=(409, 408, 413, 415, 422, 429, 503),
     ),
     Operation(
         "list_projects",

@@ -24,7 +24,7 @@ SCHEDULE_OPERATIONS: tuple[Operation, ...] = (
         success=(201, 200),
         takes=schedulehttp.ScheduleCreate,
         parameters=(KEY,),
-        failures=(409, 410, 413, 415, 422, 503),
+        failures=(409, 410, 408, 413, 415, 422, 503),
     ),
     Operation(
         "list_schedules",
@@ -56,7 +56,7 @@ SCHEDULE_OPERATIONS: tuple[Operation, ...] = (
         scheduleviews.ScheduleView,
         takes=schedulehttp.ScheduleChange,
         parameters=(_SCHEDULE,),
-        failures=(404, 413, 415, 422, 503),
+        failures=(404, 408, 413, 415, 422, 503),
     ),
     Operation(
         "delete_schedule",
@@ -66,7 +66,7 @@ SCHEDULE_OPERATIONS: tuple[Operation, ...] = (
         None,
         success=(204,),
         parameters=(_SCHEDULE,),
-        failures=(404, 413, 415, 422, 503),
+        failures=(404, 408, 413, 415, 422, 503),
     ),
     Operation(
         "fire_schedule",
@@ -77,6 +77,6 @@ SCHEDULE_OPERATIONS: tuple[Operation, ...] = (
         success=(202,),
         takes=http.Nothing,
         parameters=(_SCHEDULE, KEY),
-        failures=(404, 409, 410, 413, 415, 422, 429, 503),
+        failures=(404, 409, 410, 408, 413, 415, 422, 429, 503),
     ),
 )

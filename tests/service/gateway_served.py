@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import httpx
 import msgspec
@@ -26,7 +26,7 @@ from libs.contracts.live import ModelDelta
 from libs.contracts.tools import Semantics
 from libs.contracts.values import Usage
 from services.gateway.app import Gateway
-from services.gateway.server import listen
+from services.gateway.server import PATIENCE, Patience, listen
 from services.gateway.settings import GatewaySettings
 from tests.fakes.waiting import eventually
 from tests.service.described import as_described
@@ -49,7 +49,12 @@ def runs_of(bus: Bus) -> Runs:
 
 @asynccontextmanager
 async def gateway(
-    bus: Bus, data: Path, *, replica: str = "gateway-1", environment: dict[str, str] | None = None
+    bus: Bus,
+    data: Path,
+    *,
+    replica: str = "gateway-1",
+    environment: dict[str, str] | None = None,
+    patience: Patience = PATIENCE,
 ) -> AsyncGenerator[Served]:
     """A gateway on a free port, drained at the end."""
     settings = GatewaySettings.load(
@@ -62,7 +67,7 @@ async def gateway(
         port = int(bound.getsockname()[1])
         with bound:
             serving = asyncio.create_task(
-                Gateway(bus, runs_of(bus), clock, liveness, settings).run(bound, stop)
+                Gateway(bus, runs_of(bus), clock, liveness, settings).run(bound, stop, patience)
             )
             try:
                 yield Served(f"http://127.0.0.1:{port}", stop, port)
@@ -105,7 +110,7 @@ class Owner:
         self.run_id = folded.state.run_id
 
     @classmethod
-    async def of(cls, bus: Bus, run_id: str, *, boot: str = "bexecutor", tenant: str = "local") -> Owner:
+    async def of(cls, bus: Bus, run_id: str, *, boot: str = "bexecutor", tenant: str = "local") -> Self:
         """Claim a run, starting it first when nobody did."""
         runs = runs_of(bus)
         owner = cls(bus, runs, await runs.load(tenant, run_id))
