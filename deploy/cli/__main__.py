@@ -182,6 +182,15 @@ def _project(project: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--seed", metavar="DIR", help="a folder of this machine that the workspace begins from"
     )
+    create.add_argument(
+        "--items", metavar="FILE", help="items, one a line, instead of features; - reads standard input"
+    )
+    create.add_argument("--glob", metavar="PATTERN", help="the files below this folder that match, as items")
+    create.add_argument("--each", metavar="GOAL", help="what is to be done with {item}")
+    create.add_argument(
+        "--in", metavar="NAME", dest="within", help="the workspace that all items are done in"
+    )
+    create.add_argument("--concurrency", type=positive, metavar="N", help="items at once (1)")
     listing = actions.add_parser("list", help="projects, newest first")
     listing.add_argument("--limit", type=positive, default=20, metavar="N", help="at most this many (20)")
     listing.add_argument("--cursor", help="continue where an earlier list ended")

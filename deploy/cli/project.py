@@ -86,9 +86,28 @@ def _body(args: argparse.Namespace) -> ProjectCreate:
         given["verify"] = [{"kind": "command", "argv": argv_of(command)} for command in args.verify]
     if args.init is not None:
         given["init"] = argv_of(args.init)
+    if args.items is not None or args.glob is not None or args.each is not None:
+        given["map"] = _map(args, given.get("map"))
+    if args.concurrency is not None:
+        given["concurrency"] = args.concurrency
     if args.seed is not None:
         given["workspace"] = {"seed_dir": str(Path(args.seed).resolve())}
     return parse_body(ProjectCreate, json.dumps(given).encode())
+
+
+def _map(args: argparse.Namespace, known: object) -> dict[str, object]:
+    """The items and what is done with each. Raises `OSError`."""
+    mapped = dict(cast("dict[str, object]", known)) if isinstance(known, dict) else {}
+    if args.items is not None:
+        text = sys.stdin.read() if args.items == "-" else Path(args.items).read_text(encoding="utf-8")
+        mapped["items"] = [line.strip() for line in text.splitlines() if line.strip()]
+    elif args.glob is not None:
+        mapped["items"] = sorted(str(path) for path in Path().glob(args.glob) if path.is_file())
+    if args.each is not None:
+        mapped["goal"] = args.each
+    if args.within is not None:
+        mapped["workspace"] = args.within
+    return mapped
 
 
 def _resume(args: argparse.Namespace) -> ProjectResume:

@@ -15,6 +15,8 @@ from libs.contracts.clock import parse_rfc3339
 from libs.contracts.envelope import Event
 from libs.contracts.errors import IllegalTransition
 from libs.contracts.eventbody import EventBody
+from libs.contracts.evolve_items import all_again, all_over, counted, item_decided, items_begun, items_ended
+from libs.contracts.items import ItemsState
 from libs.contracts.project import (
     ACTIVE_FEATURE,
     FEATURE_LEGAL,
@@ -61,7 +63,7 @@ def _created(event: Event) -> ProjectState:
     body = event.body
     if not isinstance(body, e.ProjectCreated) or event.sequence != 1:
         raise IllegalTransition(f"the log of {event.run_id} begins with {body.type} ({event.sequence})")
-    return ProjectState(
+    state = ProjectState(
         project_id=event.run_id,
         tenant=body.tenant,
         spec=body.spec,
@@ -74,6 +76,7 @@ def _created(event: Event) -> ProjectState:
         attempts_max=body.spec.max_attempts_per_feature,
         active_since=event.at,
     )
+    return counted(_replace(state, items=ItemsState())) if body.spec.map is not None else state
 
 
 def _illegal(state: ProjectState, event: Event, why: str) -> IllegalTransition:
@@ -200,6 +203,8 @@ def _paused(state: ProjectState, event: Event) -> ProjectState:
 
 def _resumed(state: ProjectState, event: Event) -> ProjectState:
     body = cast(e.ProjectResumed, event.body)
+    if state.block is not None and state.block.cap == "items":
+        state = all_again(state, event)
     return _replace(
         state,
         status=ProjectStatus.ACTIVE,
@@ -222,13 +227,13 @@ def _cancel_requested(state: ProjectState, event: Event) -> ProjectState:
 
 
 def _cancelled(state: ProjectState, event: Event) -> ProjectState:
-    if state.works:
+    if state.works or (state.items is not None and state.items.going):
         raise _illegal(state, event, "a session still goes on")
     return _replace(_halted(state, event.at), status=ProjectStatus.CANCELLED, finished_at=event.at, waits={})
 
 
 def _completed(state: ProjectState, event: Event) -> ProjectState:
-    if (
+    if not all_over(state) and (
         state.works
         or not state.features
         or any(state.count(status) for status in FeatureStatus if status not in _DONE)
@@ -381,4 +386,7 @@ _FOLDS: dict[type[EventBody], Callable[[ProjectState, Event], ProjectState]] = {
     e.SessionRunEnded: _run_ended,
     e.SessionEnded: _ended,
     e.FeatureStateChanged: _feature_changed,
+    e.ItemsBegun: items_begun,
+    e.ItemsEnded: items_ended,
+    e.ItemDecided: item_decided,
 }

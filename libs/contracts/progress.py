@@ -8,6 +8,7 @@ import json
 
 import msgspec
 
+from libs.contracts.items import item_id
 from libs.contracts.project import Feature, ProjectState
 from libs.contracts.projects import FeatureStatus, Handoff
 
@@ -36,6 +37,8 @@ _HEADINGS = {
 
 def progress_text(state: ProjectState, handoff: Handoff | None = None) -> str:
     """Where the project stands, as Markdown; with `handoff` in place of the one in the log, if it is newer."""
+    if state.items is not None:
+        return _items_text(state)
     done, total = state.count(FeatureStatus.COMMITTED), len(state.features)
     lines = [
         f"# {state.spec.name}",
@@ -50,6 +53,16 @@ def progress_text(state: ProjectState, handoff: Handoff | None = None) -> str:
     if total > LISTED_MAX:
         lines.append(f"- and {total - LISTED_MAX} more, see {FEATURES_FILE}")
     return "\n".join([*lines, "", handoff_text(handoff or state.handoff)]).rstrip() + "\n"
+
+
+def _items_text(state: ProjectState) -> str:
+    assert state.items is not None
+    counted = ", ".join(f"{state.count(status)} {status.value}" for status in FeatureStatus)
+    failed = [
+        f"- [!] {item_id(index)}: {one.error}" for index, one in list(state.items.failed.items())[:LISTED_MAX]
+    ]
+    lines = [f"# {state.spec.name}", "", f"{state.items.done} of {state.total} items are done: {counted}."]
+    return "\n".join([*lines, *(["", "## Given up", "", *failed] if failed else [])]) + "\n"
 
 
 def handoff_text(handoff: Handoff) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from libs.contracts import project_events as e
 from libs.contracts.eventbody import EventBody
+from libs.contracts.items import ItemsState
 from libs.contracts.projects import (
     Evidence,
     FeatureSpec,
@@ -73,6 +74,9 @@ LEGAL: dict[type[EventBody], frozenset[ProjectStatus]] = {
     e.SessionRunEnded: LIVE,
     e.SessionEnded: LIVE,
     e.FeatureStateChanged: LIVE,
+    e.ItemsBegun: frozenset({S.ACTIVE}),
+    e.ItemsEnded: LIVE,
+    e.ItemDecided: LIVE,
 }
 
 
@@ -179,6 +183,8 @@ class ProjectState(msgspec.Struct, frozen=True, kw_only=True):
     active_since: str | None = None
 
     features: dict[str, Feature] = {}
+    # Of a project over items, in place of features and works.
+    items: ItemsState | None = None
     counts: dict[FeatureStatus, int] = {}
     works: dict[int, Work] = {}
     waits: dict[int, Waiting] = {}
@@ -208,6 +214,11 @@ class ProjectState(msgspec.Struct, frozen=True, kw_only=True):
         """What is being worked on: at most one a lane."""
         named = (self.features.get(work.feature_id or "") for work in self.works.values())
         return [feature for feature in named if feature is not None and feature.state in ACTIVE_FEATURE]
+
+    @property
+    def total(self) -> int:
+        """How many features there are, or items."""
+        return len(self.spec.map.items) if self.spec.map is not None else len(self.features)
 
     def count(self, *states: FeatureStatus) -> int:
         return sum(self.counts.get(state, 0) for state in states)

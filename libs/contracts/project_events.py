@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from libs.contracts.eventbody import EventBody
+from libs.contracts.items import ItemEnd, ItemStart
 from libs.contracts.projects import (
     Evidence,
     FeatureSpec,
@@ -22,7 +23,7 @@ from libs.contracts.projects import (
 from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.values import RunError, Usage
 
-Cap = Literal["sessions", "tokens", "cost", "wall_time", "attempts", "features"]
+Cap = Literal["sessions", "tokens", "cost", "wall_time", "attempts", "features", "items"]
 
 
 class ProjectCreated(EventBody, frozen=True, kw_only=True):
@@ -204,6 +205,33 @@ class FeatureStateChanged(EventBody, frozen=True, kw_only=True):
     by: str | None = None
 
 
+class ItemsBegun(EventBody, frozen=True, kw_only=True):
+    """The intent of the runs of these items; their ids derive from the sessions."""
+
+    type = "items.begun"
+    life = True
+    items: list[ItemStart]
+
+
+class ItemsEnded(EventBody, frozen=True, kw_only=True):
+    """How runs of items ended, as their own logs say; `usage` of all of them."""
+
+    type = "items.ended"
+    life = True
+    items: list[ItemEnd]
+    usage: Usage
+
+
+class ItemDecided(EventBody, frozen=True, kw_only=True):
+    """A person has an item that was given up tried again, or left out."""
+
+    type = "item.decided"
+    life = True
+    index: int
+    skip: bool
+    by: str
+
+
 ProjectEvent = (
     ProjectCreated
     | FeatureListSet
@@ -222,4 +250,7 @@ ProjectEvent = (
     | SessionRunEnded
     | SessionEnded
     | FeatureStateChanged
+    | ItemsBegun
+    | ItemsEnded
+    | ItemDecided
 )

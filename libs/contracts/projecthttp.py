@@ -11,15 +11,25 @@ import msgspec
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from libs.contracts.bodies import Argv, Brief, Count, Name, Request, Seconds, Text
-from libs.contracts.checkhttp import CHECKS_MAX, CheckIn
+from libs.contracts.checkhttp import CHECKS_MAX, CheckIn, FileCheckIn
 from libs.contracts.featurelist import FEATURE_ID, problems
 from libs.contracts.http import (
     METADATA_ENTRIES_MAX,
     METADATA_KEY_CHARS_MAX,
     METADATA_VALUE_CHARS_MAX,
     TASK_BYTES_MAX,
+    TOOLS_MAX,
     LimitsIn,
     read_body,
+)
+from libs.contracts.items import (
+    CONCURRENCY_MAX,
+    FAILED_DEFAULT,
+    FAILED_MAX,
+    ITEM_CHARS_MAX,
+    ITEMS_MAX,
+    PLACEHOLDER,
+    RETRY_S_DEFAULT,
 )
 from libs.contracts.projects import (
     ATTEMPTS_DEFAULT,
@@ -123,6 +133,41 @@ class ProjectLimitsIn(Request):
         return msgspec.convert(self.model_dump(exclude_none=True), ProjectLimits)
 
 
+class MapIn(Request):
+    """Many items in place of features: each is one task from the template, with the item in place of `{item}`."""
+
+    items: Annotated[
+        list[Annotated[Text, Field(min_length=1, max_length=ITEM_CHARS_MAX)]],
+        Field(min_length=1, max_length=ITEMS_MAX),
+    ]
+    goal: Brief
+    acceptance: list[CheckIn] = Field(default_factory=list[CheckIn], max_length=CHECKS_MAX)
+    workspace: (
+        Annotated[Name, Field(description="Where all runs work; without it each has its own.")] | None
+    ) = None
+    tools: Annotated[list[Name], Field(max_length=TOOLS_MAX)] | None = None
+    retry_s: Annotated[
+        float, Field(gt=0, le=300, allow_inf_nan=False, description="Before the first retry; then doubled.")
+    ] = RETRY_S_DEFAULT
+    max_failed: Annotated[
+        int, Field(ge=1, le=FAILED_MAX, description="So many items given up block the project.")
+    ] = FAILED_DEFAULT
+
+    @model_validator(mode="after")
+    def _is_a_template(self) -> "MapIn":
+        if PLACEHOLDER not in self.goal:
+            raise ValueError(f"goal: says nothing of the item; write {PLACEHOLDER} where it belongs")
+        if len(set(self.items)) < len(self.items):
+            raise ValueError("items: one is listed twice; each is done once")
+        if any(isinstance(check, FileCheckIn) and PLACEHOLDER in check.path for check in self.acceptance):
+            outside = [item for item in self.items if item.startswith("/") or ".." in item.split("/")]
+            if outside:
+                raise ValueError(
+                    f"items: {outside[0][:80]!r} is no path inside the workspace, as a check wants it"
+                )
+        return self
+
+
 class ProjectCreate(Request):
     """The body of `POST /api/projects`."""
 
@@ -148,7 +193,12 @@ class ProjectCreate(Request):
     limits: ProjectLimitsIn | None = None
     max_attempts_per_feature: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] = ATTEMPTS_DEFAULT
     concurrency: Annotated[
-        int, Field(ge=1, le=1, description="Sessions at once. This version holds one after the other.")
+        int,
+        Field(
+            ge=1,
+            le=CONCURRENCY_MAX,
+            description="Items at once. Sessions of features are held one after the other in this version.",
+        ),
     ] = 1
     model: Name | None = None
     unattended: bool = False
@@ -163,6 +213,26 @@ class ProjectCreate(Request):
         Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_CHARS_MAX)],
         Annotated[Text, Field(max_length=METADATA_VALUE_CHARS_MAX)],
     ] = Field(default_factory=dict[str, str], max_length=METADATA_ENTRIES_MAX)
+
+    map: MapIn | None = None
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> "ProjectCreate":
+        if self.map is None and self.concurrency > 1:
+            raise ValueError(
+                "concurrency: is 1 for features in this version; only items are done side by side"
+            )
+        given = {
+            "features": self.features,
+            "workspace": self.workspace,
+            "hooks": self.hooks,
+            "verify": self.verify,
+            "init": self.init,
+        }
+        named = [name for name, value in given.items() if value]
+        if self.map is not None and named:
+            raise ValueError(f"{named[0]}: is for projects of features; items have what 'map' says")
+        return self
 
     @model_validator(mode="after")
     def _is_whole(self) -> "ProjectCreate":

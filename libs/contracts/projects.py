@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from libs.contracts.checks import Check
+from libs.contracts.items import ItemMap
 from libs.contracts.tasks import LimitOverrides
 
 # A list of more features is a corpus: a fold copies the index of all of them with each event.
@@ -122,7 +123,8 @@ class ProjectLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class ProjectSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was asked for, as accepted. `leftovers`: what a session leaves uncommitted is kept on a side ref and brought
-    back for the next session of the same feature (`keep`), or only kept there for people (`reset`)."""
+    back for the next session of the same feature (`keep`), or only kept there for people (`reset`). `map`: many
+    items in place of features."""
 
     name: str
     brief: str
@@ -138,6 +140,7 @@ class ProjectSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     unattended: bool = False
     leftovers: Literal["keep", "reset"] = "keep"
     metadata: dict[str, str] = {}
+    map: ItemMap | None = None
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from libs.contracts.activity import activity
 from libs.contracts.clock import parse_rfc3339, rfc3339
+from libs.contracts.items import item_id
 from libs.contracts.project import Feature, ProjectState, Work
 from libs.contracts.projects import FeatureStatus, Handoff, Phase, ProjectStatus
 from libs.contracts.run import RunState
@@ -198,7 +199,7 @@ def project_view(state: ProjectState, runs: dict[str, RunState], now: datetime) 
         last_event_at=state.last_event_at,
         active=active,
         features={status.value: state.count(status) for status in FeatureStatus},
-        features_total=len(state.features),
+        features_total=state.total,
         sessions=state.sessions,
         attempt=active[0].attempt if active else None,
         last_error=state.last_error or None,
@@ -245,6 +246,49 @@ def feature_view(feature: Feature) -> FeatureView:
         )
         if evidence is not None
         else None,
+    )
+
+
+def feature_views(state: ProjectState) -> list[FeatureView]:
+    """All features in the order of the list; of a project over items, its items."""
+    if state.items is not None:
+        return [_item_view(state, index) for index in range(state.total)]
+    return [feature_view(feature) for feature in state.features.values()]
+
+
+def _item_view(state: ProjectState, index: int) -> FeatureView:
+    items, mapped = state.items, state.spec.map
+    assert items is not None
+    assert mapped is not None
+    going, waiting, failed = items.going.get(index), items.waiting.get(index), items.failed.get(index)
+    tried = failed or waiting
+    if index in items.skipped:
+        status = FeatureStatus.SKIPPED
+    elif failed is not None:
+        status = FeatureStatus.BLOCKED
+    elif going is not None:
+        status = FeatureStatus.IN_PROGRESS
+    elif waiting is not None or index >= items.next:
+        status = FeatureStatus.PENDING
+    else:
+        status = FeatureStatus.COMMITTED
+    return FeatureView(
+        id=item_id(index),
+        title=mapped.items[index],
+        description="",
+        acceptance=[],
+        depends_on=[],
+        priority=100,
+        status=status,
+        verified=status is FeatureStatus.COMMITTED and bool(mapped.acceptance),
+        attempts=going.attempt if going is not None else tried.attempts if tried is not None else 0,
+        failures=tried.attempts if tried is not None else 0,
+        regressions=0,
+        commit=None,
+        last_error=tried.error if tried is not None else None,
+        side_ref=None,
+        changed_at=None,
+        evidence=None,
     )
 
 

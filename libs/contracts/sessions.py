@@ -13,11 +13,13 @@ WRITE_FEATURES = "write_features"
 
 
 class SessionKind(StrEnum):
-    """`initialize` writes the list of features, `feature` works on one, `final` proves all of them once more."""
+    """`initialize` writes the list of features, `feature` works on one, `final` proves all of them once more; `item`
+    does one item of many and knows nothing of the project."""
 
     INITIALIZE = "initialize"
     FEATURE = "feature"
     FINAL = "final"
+    ITEM = "item"
 
 
 class Stage(StrEnum):

@@ -20,7 +20,7 @@ from libs.projection.schedules import ScheduleMade, ScheduleMoved, ScheduleRemov
 
 # Raise it with every change of what is written here, of schema.sql, or of what a migration means: rows that an earlier
 # version made are then made anew from the log.
-FOLD_VERSION = 6
+FOLD_VERSION = 7
 # What a list shows of a goal; the search looks at all of it.
 TITLE_CHARS_MAX = 500
 
@@ -97,6 +97,7 @@ class ProjectMade(NamedTuple):
     created_at: str
     last_sequence: int
     last_event_at: str
+    features_total: int
 
 
 class ProjectMoved(NamedTuple):
@@ -302,6 +303,7 @@ def _project_made(record: Record, body: p.ProjectCreated, at: str) -> ProjectMad
         created_at=at,
         last_sequence=record.header.last,
         last_event_at=at,
+        features_total=len(body.spec.map.items) if body.spec.map is not None else 0,
     )
 
 
@@ -313,6 +315,10 @@ def _project_moved(moved: ProjectMoved, body: object) -> ProjectMoved:
             return moved._replace(listed=moved.listed + len(features))
         case p.SessionStarted(session=session):
             return moved._replace(sessions=session)
+        case p.ItemsBegun(items=items):
+            return moved._replace(sessions=items[-1].session)
+        case p.ItemsEnded(items=items):
+            return moved._replace(committed=moved.committed + sum(item.done for item in items))
         case p.FeatureStateChanged(before=before, state=state):
             change = (state is FeatureStatus.COMMITTED) - (before is FeatureStatus.COMMITTED)
             return moved._replace(committed=moved.committed + change)

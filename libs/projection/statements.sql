@@ -63,8 +63,9 @@ WHERE excluded.stream_sequence > positions.stream_sequence;
 SELECT shard, stream_sequence, tenant, log_id, message_id FROM positions ORDER BY shard;
 
 -- name: create_project
-INSERT INTO projects (project_id, tenant, name, status, phase, created_at, last_sequence, last_event_at)
-VALUES (:project_id, :tenant, :name, :status, :phase, :created_at, :last_sequence, :last_event_at)
+INSERT INTO projects (project_id, tenant, name, status, phase, created_at, last_sequence, last_event_at,
+                      features_total)
+VALUES (:project_id, :tenant, :name, :status, :phase, :created_at, :last_sequence, :last_event_at, :features_total)
 ON CONFLICT (project_id) DO NOTHING;
 
 -- name: move_project

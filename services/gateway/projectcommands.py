@@ -5,9 +5,11 @@ safe; a refusal says the state and what to do instead.
 """
 
 from libs.contracts.errors import InvalidState, NotFound
+from libs.contracts.items import index_of
 from libs.contracts.project import FEATURE_LEGAL, Feature, ProjectState
 from libs.contracts.project_events import (
     FeatureStateChanged,
+    ItemDecided,
     ProjectCancelRequested,
     ProjectEvent,
     ProjectPaused,
@@ -55,6 +57,8 @@ def cancel(state: ProjectState, by: str) -> list[ProjectEvent]:
 
 def skip(state: ProjectState, feature_id: str, by: str) -> list[ProjectEvent]:
     """Leave a feature out. One that is being worked on is not: pause the project first, or wait."""
+    if state.items is not None:
+        return _item(state, feature_id, by, skip=True)
     feature = _feature(state, feature_id)
     if feature.state is FeatureStatus.SKIPPED:
         return []
@@ -68,6 +72,8 @@ def skip(state: ProjectState, feature_id: str, by: str) -> list[ProjectEvent]:
 def retry(state: ProjectState, feature_id: str, by: str) -> list[ProjectEvent]:
     """Work on a feature again: one that was given up, skipped, or committed and is not right. A project that was blocked
     by its features goes on."""
+    if state.items is not None:
+        return _item(state, feature_id, by, skip=False)
     feature = _feature(state, feature_id)
     events: list[ProjectEvent] = []
     match feature.state:
@@ -78,6 +84,24 @@ def retry(state: ProjectState, feature_id: str, by: str) -> list[ProjectEvent]:
         case _:
             raise InvalidState(f"feature {feature_id} is {feature.state.value}: it is being worked on")
     if state.block is not None and state.block.cap == "features":
+        events.append(ProjectResumed(by=by))
+    return events
+
+
+def _item(state: ProjectState, identifier: str, by: str, *, skip: bool) -> list[ProjectEvent]:
+    """An item that was given up is tried again or left out; once none is, a project that was blocked by them goes on."""
+    items, index = state.items, index_of(identifier, state.total)
+    assert items is not None
+    if index is None:
+        raise NotFound(f"project {state.project_id} has no item {identifier[:80]!r}")
+    _require_live(state, "changed")
+    if skip and index in items.skipped:
+        return []
+    if index not in items.failed:
+        raise InvalidState(f"{identifier} was not given up; only such items can be retried or skipped")
+    events: list[ProjectEvent] = [ItemDecided(index=index, skip=skip, by=by)]
+    last = len(items.failed) == 1
+    if last and state.block is not None and state.block.cap == "items":
         events.append(ProjectResumed(by=by))
     return events
 

@@ -30,7 +30,7 @@ from libs.contracts.projectviews import (
     ProjectCommandAccepted,
     ProjectList,
     ProjectSummary,
-    feature_view,
+    feature_views,
     project_view,
 )
 from libs.contracts.projectviews import ProjectCreated as Created
@@ -123,8 +123,7 @@ class ProjectsApi:
 
     async def features(self, request: Request, tenant: str) -> Response:
         state = await self._state(request, tenant)
-        listed = [feature_view(feature) for feature in state.features.values()]
-        return edge.answer(FeatureList(project_id=state.project_id, features=listed))
+        return edge.answer(FeatureList(project_id=state.project_id, features=feature_views(state)))
 
     async def progress(self, request: Request, tenant: str) -> Response:
         return Response(progress_text(await self._state(request, tenant)), media_type="text/markdown")

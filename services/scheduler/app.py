@@ -75,7 +75,7 @@ class Scheduler:
         halting = Halting(bus.wire, bus.subjects, self._replicas)
         project_logs, silences = projects_of(bus, clock), self._replicas.silences
         self._orchestrator = Orchestrator(
-            project_logs, runs, bus.timers, liveness, clock, limits or Limits(), silences
+            project_logs, runs, bus.timers, liveness, clock, limits or Limits(), silences, bus.log
         )
         others = Others(ProjectRows(), ScheduleRows())
         keeper = Keeper(bus, others.schedules, creation, clock)

@@ -21,16 +21,16 @@ from libs.contracts.run import RunStatus, StepResult
 from libs.contracts.sessions import Stage
 from libs.contracts.values import RunError, Usage
 from libs.contracts.workspaces import WORKSPACE_COMMIT
-from services.scheduler.projects.decide import (
+from services.scheduler.projects.decide import foresee, settle
+from services.scheduler.projects.effects import (
     Env,
+    MakeItem,
     MakeRun,
     PauseRun,
     ResumeRun,
     StopRun,
     Wait,
     Watch,
-    foresee,
-    settle,
 )
 from services.scheduler.projects.facts import RunSeen
 from services.scheduler.projects.proofs import checks_of, proofs
@@ -90,6 +90,8 @@ class ProjectWorld:
                     self._set(run_id, status=RunStatus.RUNNING)
                 case Watch():
                     pass
+                case MakeItem():
+                    raise AssertionError("a project of features has no items")
                 case Wait():
                     self.timer = effect
 

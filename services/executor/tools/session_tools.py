@@ -125,4 +125,7 @@ def write_features(session: SessionRef | None, arguments: dict[str, object]) -> 
 
 def offered_by_session(state: RunState) -> dict[str, ToolSpec]:
     """What the agent of a session has beside the other tools; nothing for other runs, and for its children."""
-    return dict(SESSION_TOOLS) if state.task.session is not None and state.parent is None else {}
+    session = state.task.session
+    if session is None or session.kind is SessionKind.ITEM or state.parent is not None:
+        return {}
+    return dict(SESSION_TOOLS)

@@ -7,7 +7,7 @@ One step (`decide`) either has something to say (events, after which it is asked
 the world: runs that exist, runs that end or pause, a timer that stands.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -21,8 +21,20 @@ from libs.contracts.project_events import ProjectEvent
 from libs.contracts.projects import FeatureStatus, Outcome, Phase, ProjectStatus
 from libs.contracts.run import RunStatus
 from libs.contracts.sessions import SessionKind, Stage
+from services.scheduler.projects.effects import (
+    Do,
+    Effect,
+    Env,
+    MakeRun,
+    PauseRun,
+    ResumeRun,
+    Say,
+    StopRun,
+    Wait,
+    Watch,
+)
 from services.scheduler.projects.ending import closed, run_ended
-from services.scheduler.projects.facts import RunSeen
+from services.scheduler.projects.items import decide_items
 from services.scheduler.projects.selection import due_at
 from services.scheduler.projects.sessions import health_steps
 from services.scheduler.projects.silences import STALL
@@ -30,65 +42,6 @@ from services.scheduler.projects.starting import start
 
 # What can be said in a row: the end of a run, what follows for the session, the next session and its first run.
 SAYS_MAX = 32
-
-
-class Env(NamedTuple):
-    """What is known beside the log. `runs` are those that the project has asked for, as far as they exist; `fired` is the
-    sequence of the wait whose timer went off, so that a clock that lags does not matter."""
-
-    now: datetime
-    runs: Mapping[str, RunSeen]
-    fired: int | None = None
-
-
-class MakeRun(NamedTuple):
-    """The run of this work's stage should exist; making it again finds it."""
-
-    lane: int
-
-
-class StopRun(NamedTuple):
-    run_id: str
-    by: str
-
-
-class PauseRun(NamedTuple):
-    run_id: str
-    by: str
-
-
-class ResumeRun(NamedTuple):
-    run_id: str
-    by: str
-
-
-class Watch(NamedTuple):
-    """To be looked at again once the run has shown no sign of life for so long."""
-
-    run_id: str
-    silent_s: float
-
-
-class Wait(NamedTuple):
-    """A timer should stand for the event `sequence`."""
-
-    sequence: int
-    until: datetime
-
-
-Effect = MakeRun | StopRun | PauseRun | ResumeRun | Watch | Wait
-
-
-class Say(NamedTuple):
-    """To be recorded; then decide again."""
-
-    events: Sequence[ProjectEvent]
-
-
-class Do(NamedTuple):
-    """What should be true now."""
-
-    effects: tuple[Effect, ...]
 
 
 class Settled(NamedTuple):
@@ -123,6 +76,8 @@ def decide(state: ProjectState, env: Env) -> Say | Do:
     """One step for a project, whoever asks."""
     if state.terminal:
         return Do(())
+    if state.items is not None:
+        return decide_items(state, env)
     for work in state.works.values():
         run = env.runs.get(work.run_id or "")
         if run is not None and run.ended:

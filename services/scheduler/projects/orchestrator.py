@@ -13,7 +13,7 @@ from typing import assert_never
 
 import msgspec
 
-from libs.bus.ports import Liveness, LogKey, Timers
+from libs.bus.ports import Liveness, Log, LogKey, Timers
 from libs.bus.runs import Decide, FoldedProject, Projects, Runs
 from libs.chassis.logs import get_logger
 from libs.contracts.cancelling import cancelled
@@ -28,21 +28,23 @@ from libs.contracts.events import (
 )
 from libs.contracts.ids import task_id_of
 from libs.contracts.project import ProjectState
-from libs.contracts.run import RunState, RunStatus
+from libs.contracts.run import TERMINAL, RunState, RunStatus
 from libs.contracts.tasks import Limits
-from services.scheduler.projects.decide import (
+from services.scheduler.projects.decide import settle
+from services.scheduler.projects.effects import (
     Effect,
     Env,
+    MakeItem,
     MakeRun,
     PauseRun,
     ResumeRun,
     StopRun,
     Wait,
     Watch,
-    settle,
 )
 from services.scheduler.projects.facts import RunSeen, gone, seen
-from services.scheduler.projects.sessions import run_of
+from services.scheduler.projects.items import task_of
+from services.scheduler.projects.sessions import SessionRun, limits_of, run_of
 from services.scheduler.projects.silences import silence_of
 
 # Looks in a row: others may be faster a few times; a run that is made and gone takes one more.
@@ -56,6 +58,8 @@ BY = "project"
 
 _log = get_logger("projects")
 
+
+_STATUSES = {status.value: status for status in RunStatus}
 
 # What the owner with this boot says of the silence of its runs (`LeaseValue.silences`); `None`: it says nothing.
 Told = Callable[[str], Mapping[str, float] | None]
@@ -73,7 +77,9 @@ class Orchestrator:
         clock: Clock,
         limits: Limits,
         told: Told,
+        log: Log,
     ) -> None:
+        self._log_of = log
         self._projects, self._runs, self._timers = projects, runs, timers
         self._liveness, self._clock, self._limits, self._told = liveness, clock, limits, told
         self.watched: dict[LogKey, dict[str, float]] = {}
@@ -124,6 +130,10 @@ class Orchestrator:
 
     async def _runs_of(self, state: ProjectState, lost: set[str]) -> dict[str, RunSeen]:
         """The runs that sessions have asked for, as far as they exist."""
+        if state.items is not None:
+            return await self._runs_of_items(
+                state, [work.run_id for work in state.items.going.values()], lost
+            )
         found: dict[str, RunSeen] = {}
         for work in state.works.values():
             if work.run_id is None:
@@ -137,11 +147,30 @@ class Orchestrator:
                 found[work.run_id] = gone(work.run_id)
         return found
 
+    async def _runs_of_items(
+        self, state: ProjectState, wanted: list[str], lost: set[str]
+    ) -> dict[str, RunSeen]:
+        """Of many runs only those are folded that have ended: the newest record says which."""
+        tails = await asyncio.gather(*(self._log_of.tail(LogKey(state.tenant, run_id)) for run_id in wanted))
+        found: dict[str, RunSeen] = {}
+        for run_id, tail in zip(wanted, tails, strict=True):
+            status = _STATUSES.get(tail.header.state) if tail is not None else None
+            if status is not None and status not in TERMINAL:
+                found[run_id] = RunSeen(run_id, status)
+            elif tail is not None:
+                run = await self._runs.find(state.tenant, run_id)
+                found[run_id] = seen(run.state) if run is not None else gone(run_id)
+            elif run_id in lost:
+                found[run_id] = gone(run_id)
+        return found
+
     async def _do(self, state: ProjectState, effect: Effect, lost: set[str]) -> bool:
         """Make an effect true; whether the project has to be looked at again at once."""
         match effect:
             case MakeRun(lane):
-                return await self._make(state, lane, lost)
+                return await self._make(state, run_of(state, state.works[lane], self._limits), lost)
+            case MakeItem(index):
+                return await self._make_item(state, index, lost)
             case StopRun(run_id, by):
                 await self._stop(state, run_id, by)
             case PauseRun(run_id, _):
@@ -156,15 +185,19 @@ class Orchestrator:
                 assert_never(effect)
         return False
 
-    async def _make(self, state: ProjectState, lane: int, lost: set[str]) -> bool:
-        work = state.works[lane]
-        run = run_of(state, work, self._limits)
+    async def _make_item(self, state: ProjectState, index: int, lost: set[str]) -> bool:
+        assert state.items is not None
+        work = state.items.going[index]
+        task, limits = task_of(state, index, work), limits_of(state, self._limits)
+        return await self._make(state, SessionRun(work.run_id, task, limits), lost)
+
+    async def _make(self, state: ProjectState, run: SessionRun, lost: set[str]) -> bool:
         created = RunCreated(
             tenant=state.tenant,
             task_id=task_id_of(run.run_id),
             task=run.task,
             limits=run.limits,
-            workspace=state.workspace,
+            workspace=run.task.workspace or run.run_id,
             body_hash=hashlib.sha256(msgspec.json.encode(run.task)).hexdigest(),
             source="project",
         )
@@ -178,13 +211,7 @@ class Orchestrator:
                 lost.add(run.run_id)
             # Else another scheduler was faster; whether it has ended meanwhile shows the next look.
             return True
-        _log.info(
-            "session.run_made",
-            project_id=state.project_id,
-            session=work.session,
-            stage=work.stage,
-            run_id=run.run_id,
-        )
+        _log.info("session.run_made", project_id=state.project_id, run_id=run.run_id)
         return False
 
     async def _stop(self, state: ProjectState, run_id: str, by: str) -> None:
