@@ -69,7 +69,7 @@ class ServerBus:
         self.dead_letters: DeadLetters = ServerDeadLetters(self._js, self.subjects)
         self._wire = ServerWire(link, clock)
         self.wire: Wire = self._wire
-        # `leases`, `checkpoints`, `journal`, `catalog`, `spending` or `quotas`.
+        # `leases`, `checkpoints`, `journal`, `catalog`, `spending`, `quotas` or `webhooks`.
         self.bucket: Callable[[str], Bucket] = self._bucket
 
     def store(self, name: str) -> Blobs:

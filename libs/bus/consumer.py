@@ -68,6 +68,13 @@ class ServerQueue:
     ) -> None:
         await _Loop(self._js, self, spec, handler, concurrency, ready).run()
 
+    async def prepare(self, spec: ConsumerSpec) -> None:
+        request = {"stream_name": spec.stream, "config": consumer_config(spec)}
+        try:
+            await self._js.api_patiently(f"CONSUMER.CREATE.{spec.stream}.{spec.name}", request)
+        except Refused as refused:
+            raise refused.translated() from refused
+
     async def dead_letter(self, subject: str, delivery: Delivery, reason: str) -> None:
         kept = {name: value for name, value in delivery.headers.items() if not name.startswith("Nats-")}
         headers = kept | {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from libs.bus.jetstream import EXPECTED_LAST, MESSAGE_ID, MULTI_SUBJECTS_MAX, JetStream, Page, Refused, Stored
-from libs.bus.ports import Blobs, LogKey
+from libs.bus.ports import Blobs, Delivery, LogKey
 from libs.contracts.envelope import Record, parse_header
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.ids import shard_of
@@ -183,6 +183,12 @@ def record_of(subjects: Subjects, stored: Stored) -> Record:
         error.log_id = place.log_id
         raise
     return Record(header, place.tenant, place.log_id, stored.body)
+
+
+def record_in(subjects: Subjects, delivery: Delivery) -> Record:
+    """The record that a queue over a log delivers, its moved strings left out. Raises `UnreadableRecord`."""
+    headers, sequence = delivery.headers, delivery.stream_sequence
+    return record_of(subjects, Stored(delivery.subject, sequence, headers, delivery.body))
 
 
 def blob_name(tenant: str, digest: str) -> str:

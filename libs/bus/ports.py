@@ -164,6 +164,10 @@ class Queue(Protocol):
         """
         ...
 
+    async def prepare(self, spec: ConsumerSpec) -> None:
+        """Make the consumer if it is missing, so that it gets what is stored from now on. Raises `Unavailable`."""
+        ...
+
     async def dead_letter(self, subject: str, delivery: Delivery, reason: str) -> None:
         """Keep a message that nobody could handle, with its reason, under `subject` (`Subjects.dead/rejected`)."""
         ...
@@ -326,7 +330,7 @@ class Bus(Counted, Protocol):
     timers: Timers
     dead_letters: DeadLetters
     wire: Wire
-    # `leases`, `checkpoints`, `journal`, `catalog`, `spending` or `quotas`.
+    # `leases`, `checkpoints`, `journal`, `catalog`, `spending`, `quotas` or `webhooks`.
     bucket: Callable[[str], Bucket]
 
     def store(self, name: str) -> Blobs:

@@ -232,7 +232,7 @@ def consumer_config(spec: ConsumerSpec, replicas: int = 0) -> Config:
         "max_deliver": -1,
         "max_ack_pending": spec.ack_pending_max,
         "filter_subject": spec.filter_subject,
-        "deliver_policy": "all",
+        "deliver_policy": "new" if spec.fresh else "all",
         "replay_policy": "instant",
         "num_replicas": replicas,
         "metadata": {"perdure.why": spec.why},

@@ -183,6 +183,9 @@ class _CrashingQueue:
 
         await self._queue.consume(spec, handle, concurrency=concurrency, ready=ready)
 
+    async def prepare(self, spec: ConsumerSpec) -> None:
+        await self._queue.prepare(spec)
+
     async def dead_letter(self, subject: str, delivery: Delivery, reason: str) -> None:
         with self._hooks.around("dead_letter"):
             await self._queue.dead_letter(subject, delivery, reason)

@@ -31,6 +31,7 @@ from libs.contracts.errors import ConfigurationError, ValidationFailed
 from libs.contracts.http import LimitsIn, parse_body
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
+from libs.policy.outbound import Outbound, parse_outbound
 from libs.policy.reading import parse_policy
 from libs.policy.redaction import Redaction
 from libs.policy.rules import Policy
@@ -49,6 +50,7 @@ KNOWN_NAMES = frozenset(
         "PERDURE_TOKEN",
         "PERDURE_OPERATOR_KEY",
         "PERDURE_RETENTION_DAYS",
+        "PERDURE_WEBHOOK_ALLOW",
         "PERDURE_PREFIX",
         "PERDURE_REPLICAS",
         "PERDURE_LEASE_TTL_S",
@@ -180,12 +182,22 @@ def _read_policy(value: object) -> Policy:
         raise ValueError(f"is neither JSON nor a file that can be read: {path}: {error.strerror}") from error
 
 
+def _read_outbound(value: object) -> Outbound:
+    return value if isinstance(value, Outbound) else parse_outbound(str(value))
+
+
 # The field of every service that buys tokens or starts what will.
 TokensPerDay = Annotated[int | None, Field(alias="TENANT_MAX_TOKENS_PER_DAY", ge=1)]
 # The field of every service that makes runs: the deployment's limits.
 DeploymentLimits = Annotated[InstanceOf[Limits], BeforeValidator(_read_limits), Field(alias="PERDURE_LIMITS")]
 # The field of every service that decides about calls, or explains decisions: the deployment's policy.
 DeploymentPolicy = Annotated[InstanceOf[Policy], BeforeValidator(_read_policy), Field(alias="PERDURE_POLICY")]
+
+
+# The field of every service that takes addresses from tenants, or sends to them.
+WebhookAllow = Annotated[
+    InstanceOf[Outbound], BeforeValidator(_read_outbound), Field(alias="PERDURE_WEBHOOK_ALLOW")
+]
 
 
 def _unknown(name: str) -> bool:

@@ -20,6 +20,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _BODY_CHARS = 26
 _KINDS = ("run", "task", "project", "schedule", "ws")
 _ID = re.compile(rf"^({'|'.join(_KINDS)})_(0|[1-9][0-9]{{0,2}})_([{_ALPHABET}]{{{_BODY_CHARS}}})$")
+_WEBHOOK = re.compile(rf"^hook_[{_ALPHABET}]{{{_BODY_CHARS}}}$")
 # Tenant names, replica ids and the prefix become tokens of a subject: nothing that NATS gives a meaning to.
 _TOKEN = re.compile(r"^[a-z0-9_-]{1,64}$")
 
@@ -78,6 +79,20 @@ def random_schedule_id(clock: Clock, shard: int) -> str:
 def derived_schedule_id(shards: int, *cause: str) -> str:
     """The schedule id of a cause, as `derived_run_id` makes those of runs."""
     return "schedule_" + derived_run_id(shards, "schedule", *cause).removeprefix("run_")
+
+
+def random_webhook_id(clock: Clock) -> str:
+    """A fresh webhook id. A webhook has no log, so no shard."""
+    return "hook_" + _timed_body(clock.now(), clock.entropy(10))
+
+
+def derived_webhook_id(*cause: str) -> str:
+    """The webhook id of a cause."""
+    return "hook_" + _encode(hashlib.sha256("\0".join(("webhook", *cause)).encode()).digest()[:16])
+
+
+def is_webhook_id(text: str) -> bool:
+    return _WEBHOOK.fullmatch(text) is not None
 
 
 def scheduled_run_id(schedule_id: str, mark: str) -> str:

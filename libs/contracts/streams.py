@@ -39,6 +39,10 @@ class StreamSpec(NamedTuple):
     direct: bool = False
 
 
+# What a receiver did not take in this time is old news: older than its last try by far.
+HOOKS_KEPT_S = 3 * DAY_S
+
+
 class ConsumerSpec(NamedTuple):
     """One durable pull consumer with explicit acks. `max_deliver` is unlimited: poison is folded from the log.
 
@@ -56,6 +60,8 @@ class ConsumerSpec(NamedTuple):
     inactive_s: float | None = None
     pull_s: float = 30.0
     held_s: float = 0.0
+    # Only what is stored after the consumer was made.
+    fresh: bool = False
 
 
 class BucketSpec(NamedTuple):
@@ -125,6 +131,15 @@ def streams(subjects: Subjects, shards: int = 1) -> tuple[StreamSpec, ...]:
             message_bytes_max=16 * 1024,
             schedules=True,
             message_ttl=True,
+        ),
+        StreamSpec(
+            name=subjects.stream("hooks"),
+            subjects=(subjects.all_hooks(),),
+            why="what waits for receivers of webhooks; the oldest go when one that is down lets a million events wait",
+            retention="workqueue",
+            discard="old",
+            messages_max=1_000_000,
+            age_max_s=HOOKS_KEPT_S,
         ),
         StreamSpec(
             name=subjects.stream("dead"),
@@ -197,6 +212,29 @@ def fired_consumer(subjects: Subjects) -> ConsumerSpec:
     )
 
 
+def matching_consumer(subjects: Subjects, shard: int, *, everything: bool) -> ConsumerSpec:
+    """Reads a shard for webhooks: its `life`, or all of it for those that ask for more."""
+    return ConsumerSpec(
+        stream=subjects.log_stream(shard),
+        name="webhooks-all" if everything else "webhooks-life",
+        filter_subject=subjects.log_of_shard(shard) if everything else subjects.life_of_shard(shard),
+        why="one record at a time, so that whoever reads next goes on in order",
+        ack_pending_max=1,
+        fresh=True,
+    )
+
+
+def hook_consumer(subjects: Subjects, webhook_id: str) -> ConsumerSpec:
+    return ConsumerSpec(
+        stream=subjects.stream("hooks"),
+        name=f"hook-{webhook_id}",
+        filter_subject=subjects.hook(webhook_id),
+        why="one delivery at a time, so that a receiver gets events in order; a try takes 15 s at most",
+        ack_pending_max=1,
+        inactive_s=HOOKS_KEPT_S + DAY_S,
+    )
+
+
 def buckets(subjects: Subjects) -> tuple[BucketSpec, ...]:
     return (
         BucketSpec(
@@ -209,6 +247,9 @@ def buckets(subjects: Subjects) -> tuple[BucketSpec, ...]:
         BucketSpec(subjects.stream("catalog"), "tools of live hosts", marker_ttl_s=60),
         BucketSpec(
             subjects.stream("spending"), "tokens by day, tenant and boot, for two days", marker_ttl_s=60
+        ),
+        BucketSpec(
+            subjects.stream("webhooks"), "what tenants registered, kept like the journal", marker_ttl_s=60
         ),
         BucketSpec(
             subjects.stream("quotas"),

@@ -15,7 +15,21 @@ PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
 # The second token of everything that some part of a deployment consumes.
 _CONSUMED = frozenset(
-    {"log", "feed", "live", "tasks", "work", "tool", "call", "ctl", "timer", "fired", "dead", "rejected"}
+    {
+        "log",
+        "feed",
+        "live",
+        "tasks",
+        "work",
+        "tool",
+        "call",
+        "ctl",
+        "timer",
+        "fired",
+        "dead",
+        "rejected",
+        "hook",
+    }
 )
 _KEY_SAFE = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -86,6 +100,12 @@ class Subjects:
 
     def work(self, priority: Priority) -> str:
         return f"{self.prefix}.work.{priority}"
+
+    def hook(self, webhook_id: str) -> str:
+        return f"{self.prefix}.hook.{webhook_id}"
+
+    def all_hooks(self) -> str:
+        return f"{self.prefix}.hook.*"
 
     def all_work(self) -> str:
         return f"{self.prefix}.work.*"
@@ -187,6 +207,23 @@ def checkpoint_key(run_id: str) -> str:
 
 def catalog_key(boot: str) -> str:
     return boot
+
+
+# What people registered begins with this in the bucket of webhooks; how it goes is beside it.
+HOOKS = "hook."
+
+
+def webhook_key(tenant: str, webhook_id: str) -> str:
+    return f"{HOOKS}{tenant}.{webhook_id}"
+
+
+def webhook_of(key: str) -> str:
+    """The id of the webhook that a key stands for."""
+    return key.rpartition(".")[2]
+
+
+def webhook_state_key(webhook_id: str) -> str:
+    return f"state.{webhook_id}"
 
 
 def rate_key(tenant: str) -> str:

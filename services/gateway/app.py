@@ -55,6 +55,7 @@ from services.gateway.stream import StreamApi
 from services.gateway.tasks import TasksApi
 from services.gateway.traffic import Traffic
 from services.gateway.watch import Watches
+from services.gateway.webhooks import WebhooksApi
 
 _log = get_logger("gateway")
 
@@ -95,6 +96,7 @@ class Gateway:
             **self._changing(rows, roster, quotas),
             **self._projects_api(rows, roster, quotas),
             **self._schedules_api(rows, roster, quotas),
+            **self._webhooks_api(),
             "explain_policy": policies.explain,
             "list_dead_letters": letters.find,
             "replay_dead_letter": letters.replay,
@@ -219,6 +221,18 @@ class Gateway:
             limits=limits,
             shards=SHARDS,
         ).handlers()
+
+    def _webhooks_api(self) -> dict[str, Handler]:
+        """What registers webhooks."""
+        bus, allowed = self._bus, self._settings.webhook_allow
+        webhooks = WebhooksApi(
+            bus.bucket("webhooks"), bus.queue, bus.subjects, allowed, self._clock, shards=SHARDS
+        )
+        return {
+            "create_webhook": webhooks.create,
+            "list_webhooks": webhooks.find,
+            "delete_webhook": webhooks.delete,
+        }
 
     def _index(self) -> AbstractAsyncContextManager[Index]:
         """The rows: in the database of all gateways, or in a file of this one."""

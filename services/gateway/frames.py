@@ -4,10 +4,11 @@ Invariant: an event is encoded once, whoever watches; bytes that need no clippin
 and what is clipped names its fields.
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 
+from libs.contracts.clipping import clipped
 from libs.contracts.envelope import Record, raw_events
 from libs.contracts.events import ModelCompleted, RunDeleted
 from libs.contracts.live import ModelDelta
@@ -15,8 +16,6 @@ from libs.contracts.live import ModelDelta
 # Milliseconds until a browser reconnects by itself: soon, but not all at once after a restart of a gateway.
 RETRY = b"retry: 1000\n\n"
 PING = b": ping\n\n"
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 class Shown(NamedTuple):
@@ -37,9 +36,7 @@ def shown_events(record: Record, chars_max: int) -> list[Shown]:
     for sequence, raw in _whole_events(record):
         kind = _head.decode(raw).type
         if kind != RunDeleted.type:
-            # A string cannot have more characters than its JSON has bytes.
-            data = raw if len(raw) <= chars_max else _clipped(raw, chars_max)
-            events.append(Shown(sequence, kind, data))
+            events.append(Shown(sequence, kind, clipped(raw, chars_max)))
     return events
 
 
@@ -81,36 +78,6 @@ def delta_frame(delta: ModelDelta, at: str) -> bytes:
 
 def _whole_events(record: Record) -> list[tuple[int, bytes]]:
     return raw_events(record._replace(body=record.whole) if record.whole else record)
-
-
-def _clipped(raw: bytes, chars_max: int) -> bytes:
-    event = cast("dict[str, Json]", msgspec.json.decode(raw))
-    truncated: list[Json] = []
-    payload = _clip(event["payload"], chars_max, "", truncated)
-    if not truncated or not isinstance(payload, dict):
-        return raw
-    return msgspec.json.encode({**event, "payload": {**payload, "truncated_fields": truncated}})
-
-
-def _clip(value: Json, chars_max: int, path: str, truncated: list[Json]) -> Json:
-    """`value` with its long strings cut between two code points; their dotted paths are added to `truncated`."""
-    match value:
-        case str() if len(value) > chars_max:
-            truncated.append(path)
-            return value[:chars_max]
-        case list():
-            return [
-                _clip(item, chars_max, _below(path, str(index)), truncated)
-                for index, item in enumerate(value)
-            ]
-        case dict():
-            return {key: _clip(item, chars_max, _below(path, key), truncated) for key, item in value.items()}
-        case _:
-            return value
-
-
-def _below(path: str, step: str) -> str:
-    return f"{path}.{step}" if path else step
 
 
 class _Head(msgspec.Struct):

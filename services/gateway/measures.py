@@ -125,8 +125,8 @@ class Gauges:
 
 
 def _kind_of(consumer: str) -> str:
-    """The consumers of single hosts are as many as there ever were hosts: they count together."""
-    return "host" if consumer.startswith("host-") else consumer
+    """The consumers of single hosts and webhooks are as many as there ever were: those of a kind count together."""
+    return next((kind for kind in ("host", "hook") if consumer.startswith(f"{kind}-")), consumer)
 
 
 def _add(found: dict[str, dict[Labels, float]], name: str, labels: Labels, number: float) -> None:

@@ -24,6 +24,7 @@ from services.gateway.operation import (
 from services.gateway.projectoperations import PROJECT_OPERATIONS
 from services.gateway.runs import EVENTS_LIMIT_DEFAULT, EVENTS_LIMIT_MAX
 from services.gateway.scheduleoperations import SCHEDULE_OPERATIONS
+from services.gateway.webhookoperations import WEBHOOK_OPERATIONS
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -363,5 +364,6 @@ OPERATIONS: tuple[Operation, ...] = (
         audience="everybody",
     ),
     *PROJECT_OPERATIONS,
+    *WEBHOOK_OPERATIONS,
     *SCHEDULE_OPERATIONS,
 )

@@ -10,9 +10,16 @@ import msgspec
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from libs.chassis.addresses import address
-from libs.chassis.settings import DeploymentLimits, DeploymentPolicy, ServiceSettings, TokensPerDay
+from libs.chassis.settings import (
+    DeploymentLimits,
+    DeploymentPolicy,
+    ServiceSettings,
+    TokensPerDay,
+    WebhookAllow,
+)
 from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
+from libs.policy.outbound import Outbound
 from libs.policy.rules import Policy
 
 # A secret shorter than this is guessed in an afternoon.
@@ -59,6 +66,7 @@ class GatewaySettings(ServiceSettings):
     tenant_runs_max: Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)] = None
     tenant_queued_max: Annotated[int, Field(alias="TENANT_MAX_QUEUED_RUNS", ge=0, le=QUEUED_RUNS_MAX)] = 1000
     policy: DeploymentPolicy = Policy()
+    webhook_allow: WebhookAllow = Outbound()
     keys: Annotated[
         dict[str, tuple[SecretStr, ...]],
         BeforeValidator(_keys),

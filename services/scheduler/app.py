@@ -40,6 +40,7 @@ from services.scheduler.takeover import Takeover
 from services.scheduler.tasks import Tasks
 from services.scheduler.tickets import Tickets
 from services.scheduler.wakeups import Others, Wakeups
+from services.scheduler.webhooks.keeper import Webhooks
 
 # All shards are one group while one scheduler keeps up with them.
 GROUP = 0
@@ -178,6 +179,10 @@ async def serve(chassis: Chassis[SchedulerSettings]) -> None:
             timing=Timing(),
             limits=settings.limits,
         )
-        await scheduler.run(chassis.stop)
+        webhooks = Webhooks(chassis.bus, chassis.clock, settings.webhook_allow)
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(webhooks.run(scheduler.leadership))
+            await scheduler.run(chassis.stop)
+            sending.cancel()
     if dead.is_set():
         raise LeaseLost("the others declared this process dead; it starts again under a new boot id")

@@ -4,8 +4,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from libs.chassis.settings import DeploymentLimits, ServiceSettings
+from libs.chassis.settings import DeploymentLimits, ServiceSettings, WebhookAllow
 from libs.contracts.tasks import Limits
+from libs.policy.outbound import Outbound
 
 
 class SchedulerSettings(ServiceSettings):
@@ -13,6 +14,7 @@ class SchedulerSettings(ServiceSettings):
 
     tenant_runs_max: Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)] = None
     limits: DeploymentLimits = Limits()
+    webhook_allow: WebhookAllow = Outbound()
 
 
 class Timing(NamedTuple):

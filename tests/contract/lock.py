@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import inspect
 
-from libs.contracts import messages
+from libs.contracts import messages, webhooks
 from libs.contracts.envelope import SCHEMA, RecordBody, WireEvent, event_kinds
 
 LOCK = Path(__file__).resolve().parents[2] / "libs" / "contracts" / "schema.lock.json"
@@ -25,6 +25,9 @@ MESSAGES: tuple[type[msgspec.Struct], ...] = (
     WireEvent,
     RecordBody,
     *(kind for message in messages.MESSAGES for kind in message.kinds),
+    webhooks.Webhook,
+    webhooks.WebhookState,
+    webhooks.WebhookDelivery,
 )
 
 HOW_TO = """

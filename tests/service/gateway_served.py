@@ -207,9 +207,15 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def process(
-    bus: Bus, node: NatsServer, data: Path, port: int, settings: dict[str, str] | None = None
+    bus: Bus,
+    node: NatsServer,
+    data: Path,
+    port: int,
+    settings: dict[str, str] | None = None,
+    *,
+    service: str = "gateway",
 ) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """A gateway as a process of its own, killed at the end."""
+    """A gateway, or another service, as a process of its own, killed at the end."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")},
         "NATS_URL": node.address.url,
@@ -224,7 +230,7 @@ async def process(
     started = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "services.gateway",
+        f"services.{service}",
         env=environment,
         stderr=asyncio.subprocess.PIPE,
         cwd=Path(__file__).resolve().parents[2],

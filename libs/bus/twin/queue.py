@@ -67,6 +67,10 @@ class TwinQueue:
                 task = group.create_task(self._handle(stream, spec, handler, delivery))
                 task.add_done_callback(lambda _: hands.release())
 
+    async def prepare(self, spec: ConsumerSpec) -> None:
+        stream = self._find(spec.filter_subject)
+        await self._link.call("consumer.prepare", spec.name, lambda: stream.consumer(spec))
+
     async def dead_letter(self, subject: str, delivery: Delivery, reason: str) -> None:
         flat = " ".join(reason.split()).encode("ascii", "backslashreplace").decode()
         kept = {name: value for name, value in delivery.headers.items() if not name.startswith("Nats-")}
