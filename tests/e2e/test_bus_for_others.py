@@ -154,17 +154,25 @@ async def test_an_effect_whose_host_is_killed_in_it_is_a_persons_to_decide_and_n
     ledger = tmp_path / "ledger"
     argv = _python("effects_host.py", str(ledger))
     async with hosting(on, "post_entry", *argv, folder=tmp_path, ttl_s=3) as host:
-        run_id = await on.submit("[slow post]")
-        await eventually(lambda: _lines(ledger, run_id), "the entry of the slow call")
+        accepted, failed = await on.submit("[slow post]"), await on.submit("[slow post]")
+        for run_id in (accepted, failed):
+            await eventually(lambda run_id=run_id: _lines(ledger, run_id), "the entry of the slow call")
         host.kill()
-        waiting = await on.until(run_id, lambda run: run.status == "RECONCILIATION_REQUIRED")
-    assert waiting.pending_reconciliation is not None
-    decision = Reconciliation(
-        call_id=waiting.pending_reconciliation.call_id, decision="accept", observation="it is posted"
-    )
-    await on.client.reconcile(run_id, decision)
-    assert (await on.ended(run_id)).status == "COMPLETED"
-    assert len(ledger.read_text().splitlines()) == 1
+        for run_id in (accepted, failed):
+            await on.until(run_id, lambda run: run.status == "RECONCILIATION_REQUIRED")
+    for run_id, fields in (
+        (accepted, {"decision": "accept", "observation": "it is posted"}),
+        (failed, {"decision": "fail"}),
+    ):
+        waiting = (await on.client.run(run_id)).pending_reconciliation
+        assert waiting is not None
+        decision = Reconciliation.model_validate({"call_id": waiting.call_id, **fields})
+        await on.client.reconcile(run_id, decision)
+    assert (await on.ended(accepted)).status == "COMPLETED"
+    given_up = await on.ended(failed)
+    assert given_up.error is not None
+    assert (given_up.status, given_up.error.error_code) == ("FAILED", "RECONCILIATION_FAILED")
+    assert len(ledger.read_text().splitlines()) == 2
 
 
 async def _lines(ledger: Path, run_id: str) -> list[str]:
