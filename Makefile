@@ -59,7 +59,7 @@ soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky prov
 	FLAKY_TRIES=100 $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_flaky_provider.py
 	EXAMPLES=20000 $(BIN)/pytest -q -o faulthandler_timeout=7200 tests/unit/test_executor_*.py
 	SCHEDULES=2000 SCHEDULES_S=60 $(BIN)/pytest -q -s -o faulthandler_timeout=3600 tests/service/test_schedule_load.py
-	SOAK_PROJECTS=1 $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_demo_project.py
+	SOAK_PROJECTS=1 $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_demo_project.py tests/e2e/test_moved_project.py
 	ITEMS=5000 $(BIN)/pytest -q -s -o faulthandler_timeout=7200 tests/e2e/test_projects_items.py
 	LONG_RUN=400 $(BIN)/pytest -q -s -o faulthandler_timeout=3600 tests/e2e/test_context.py
 	CRASH_POINTS=all $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_crash_points.py tests/e2e/test_poison.py

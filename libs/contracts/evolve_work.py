@@ -261,6 +261,8 @@ def workspace_attached(state: RunState, event: Event) -> RunState:
         if found.problem is None:
             # The model has seen the file: should it change, that is said like of any other.
             files = {**files, found.path: found.sha256}
+    if body.lost and state.task.errands:
+        state = _begun_again(state)
     return _replace(
         state,
         attachment=attachment,
@@ -269,6 +271,19 @@ def workspace_attached(state: RunState, event: Event) -> RunState:
         project=project,
         silences=0,
         unsaved=state.unsaved + found_unsaved,
+    )
+
+
+def _begun_again(state: RunState) -> RunState:
+    """An errand in a workspace that moved without what its steps did: each is idempotent, and nobody has to ask which of
+    them is missing. A result of a call that was under way tells of the other machine."""
+    return _replace(
+        state,
+        status=RunStatus.RUNNING,
+        steps=(),
+        calls=(),
+        verification_pending=None,
+        begun_again=state.begun_again + 1,
     )
 
 

@@ -18,7 +18,7 @@ from libs.contracts.transcript import AssistantItem, Item, UserItem
 from libs.contracts.values import Offered, ProjectInstructions, RunError, Todo, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-FOLD_VERSION = 5
+FOLD_VERSION = 6
 # Owners that a run may lose without any progress before it is carried alone.
 FRUITLESS_CLAIMS_MAX = 2
 
@@ -309,6 +309,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     handoff: Handoff | None = None
     proposed: list[FeatureSpec] | None = None
     steps: tuple[StepResult, ...] = ()
+    # How often the steps of an errand were begun again, because the machine that had done them took that with it.
+    begun_again: int = 0
 
     answer: str | None = None
     error: RunError | None = None

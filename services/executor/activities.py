@@ -190,7 +190,7 @@ class Activities:
             case Verify(pending):
                 return await self._verify(state, pending, fresh=on.fresh)
             case Save(sequence):
-                return [await self._bench.workspaces.save(state, sequence)]
+                return [await self._saved(state, sequence)]
             case _:
                 assert_never(activity)
 
@@ -317,6 +317,13 @@ class Activities:
                 return [uncertain]
             case _:
                 assert_never(outcome)
+
+    async def _saved(self, state: RunState, sequence: int) -> e.WorkspaceSnapshotted:
+        saved = await self._bench.workspaces.save(state, sequence)
+        if saved.problem is not None and state.task.errands:
+            # An errand ends with what it did, or does it again: whoever holds the workspace now is asked first.
+            self._attached = False
+        return saved
 
     async def _verify(self, state: RunState, pending: PendingVerification, *, fresh: bool) -> Observed:
         turn, attachment, session = state.last_turn, state.attachment, state.task.session

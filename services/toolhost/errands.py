@@ -25,6 +25,7 @@ from services.toolhost.tools import Arguments, Outcome, ToolContext, commands, d
 # Changed paths that a refusal names.
 _NAMED_MAX = 10
 _CLONE_S = 600.0
+_HEAD = "HEAD"
 
 
 class PrepareArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,16 +41,18 @@ class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 class CommitArguments(msgspec.Struct, frozen=True, kw_only=True):
     """`files` are those that the runtime keeps in the workspace, by path; `verified` is the snapshot that was judged
-    (`None`: nothing was, this is a baseline)."""
+    (`None`: nothing was, this is a baseline); the commit comes on top of `head`, whatever was committed since."""
 
     message: str
     trailers: dict[str, str]
     files: dict[str, str] = {}
     verified: str | None = None
+    head: str | None = None
 
 
 class SetAsideArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """`head` is the commit that the branch goes back to; `None`: there is none yet, and nothing is done."""
+    """`head` is the commit that the branch goes back to (`HEAD`: where it stands); `None`: there is none yet, and nothing is
+    done."""
 
     ref: str
     message: str
@@ -128,7 +131,7 @@ async def _commit(context: ToolContext, arguments: Arguments) -> Outcome:
         if wanted.verified is not None:
             await _require_unchanged(context, wanted.verified, set(wanted.files))
         await asyncio.to_thread(_write, context, wanted.files)
-    commit, found = await git.commit(wanted.message, wanted.trailers)
+    commit, found = await git.commit(wanted.message, wanted.trailers, wanted.head)
     if not await git.is_clean():
         raise WorkspaceFault("the tree is not clean after the commit: a process of the project still writes")
     baseline = await context.repository.snapshot(f"commit {commit}")
@@ -165,10 +168,11 @@ async def _set_aside(context: ToolContext, arguments: Arguments) -> Outcome:
     wanted = decoded(arguments, SetAsideArguments)
     git = ProjectGit(context)
     await git.ensure()
-    if wanted.head is None:
+    head = await git.head() if wanted.head == _HEAD else wanted.head
+    if head is None:
         return Outcome(ok=True, output="there is no commit to go back to yet")
-    aside = await git.set_aside(wanted.ref, wanted.message, wanted.trailers, wanted.head)
-    baseline = await context.repository.snapshot(f"back to {wanted.head}")
+    aside = await git.set_aside(wanted.ref, wanted.message, wanted.trailers, head)
+    baseline = await context.repository.snapshot(f"back to {head}")
     told = f"kept as {aside.side_ref}" if aside.side_ref is not None else "nothing was left over"
     metadata: dict[str, object] = {
         "side_ref": aside.side_ref,

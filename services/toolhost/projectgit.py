@@ -57,11 +57,16 @@ class ProjectGit:
         """The commit that is checked out; `None` before the first."""
         return await self._resolve("HEAD")
 
-    async def commit(self, message: str, trailers: Mapping[str, str]) -> tuple[str, bool]:
-        """Commit the whole tree, also when nothing changed; the commit, and whether it was there already."""
+    async def commit(
+        self, message: str, trailers: Mapping[str, str], parent: str | None = None
+    ) -> tuple[str, bool]:
+        """Commit the whole tree on top of `parent`, also when nothing changed; the commit, and whether it was there already.
+        What an agent committed by itself becomes a part of it."""
         found = await self.found(trailers)
         if found is not None:
             return found, True
+        if parent is not None and await self._resolve(parent) is not None:
+            await self._run("reset", "--quiet", "--soft", parent)
         await self._run("add", "--all")
         lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
         await self._run("commit", "--quiet", "--allow-empty", "--no-verify", "-m", message, "-m", lines)

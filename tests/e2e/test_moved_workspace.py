@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from deploy.dev.plan import SERVICES, Service
+from deploy.dev.plan import SERVICES
+from tests.e2e.machines import machine
 from tests.e2e.stage import Stage, call, calls, says, stage
 from tests.fakes.waiting import eventually
 
-# A machine that loses its power stays off: the second start only sleeps.
-ONCE = 'if mkdir "$1" 2>/dev/null; then shift; exec env "$@"; else exec sleep 1000; fi'
 SCRIPT = {
     "[move]": [
         calls(call("write_file", path="a.txt", content="one\n"), call("run_tests")),
@@ -28,26 +26,10 @@ SCRIPT = {
 }
 
 
-def _machine(folder: Path, name: str, replica: int) -> Service:
-    once, root = str(folder / f"{name}.on"), str(folder / name)
-    argv = (
-        "/bin/sh",
-        "-c",
-        ONCE,
-        "once",
-        once,
-        f"WORKSPACE_DIR={root}",
-        sys.executable,
-        "-m",
-        "services.toolhost",
-    )
-    return Service(name="toolhost", argv=argv, replica=replica)
-
-
 @pytest.fixture
 async def on(tmp_path: Path) -> AsyncIterator[Stage]:
     others = tuple(service for service in SERVICES if service.name != "toolhost")
-    hosts = (_machine(tmp_path, "here", 1), _machine(tmp_path, "there", 2))
+    hosts = (machine(tmp_path, "here", 1), machine(tmp_path, "there", 2))
     async with stage(tmp_path, SCRIPT, {"PERDURE_LEASE_TTL_S": "1"}, services=(*others, *hosts)) as ready:
         yield ready
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from libs.contracts.project_events import SessionEnded
 from libs.contracts.projects import FeatureStatus, Hooks, Outcome
 from libs.contracts.run import StepResult
-from libs.contracts.workspaces import WORKSPACE_COMMAND
+from libs.contracts.workspaces import WORKSPACE_COMMAND, WORKSPACE_SET_ASIDE
 from services.scheduler.projects.sessions import close_steps, health_steps
 from tests.fakes.project_world import ProjectWorld, begun, feature, spec
 
@@ -41,3 +41,7 @@ def test_hooks_stand_where_they_are_to_run_and_only_what_comes_before_must_pass(
     around = [("hook before_run", True), ("hook after_run", False)]
     assert placed(first) == [("hook after_create", True), *around]
     assert placed(later) == around
+    *_, last = close_steps(later.state, later.state.works[0])
+    assert (last.name, last.arguments["head"]) == (WORKSPACE_SET_ASIDE, "HEAD"), (
+        "the next session finds a clean tree"
+    )

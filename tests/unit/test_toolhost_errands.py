@@ -117,6 +117,31 @@ async def test_commits_of_the_agent_of_a_failed_session_do_not_stay_on_the_branc
     assert git(tools, "show", "refs/perdure/session/4^:mine.py") == ""
 
 
+async def test_what_the_agent_committed_by_itself_becomes_part_of_the_features_commit(
+    tools: ToolContext,
+) -> None:
+    head = await baseline(tools)
+    put(tools, "mine.py", "")
+    git(tools, "add", ".")
+    git(tools, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all by myself")
+    put(tools, "more.py", "")
+    done = await commit(tools, head=head)
+    assert done.ok, done.output
+    assert git(tools, "rev-parse", "HEAD^") == head
+    assert git(tools, "show", "--name-only", "--format=", "HEAD") == "mine.py\nmore.py"
+
+
+async def test_what_a_hook_leaves_behind_a_commit_goes_to_a_ref_of_its_own(tools: ToolContext) -> None:
+    head = await baseline(tools)
+    put(tools, "report.txt", "written by a hook\n")
+    ref = "refs/perdure/after_run/3"
+    arguments: dict[str, object] = {"ref": ref, "message": "left over", "trailers": {}, "head": "HEAD"}
+    aside = await perform(WORKSPACE_SET_ASIDE, tools, arguments)
+    assert (aside.metadata["side_ref"], aside.metadata["head"]) == (ref, head)
+    assert git(tools, "status", "--porcelain") == ""
+    assert git(tools, "show", f"{ref}:report.txt") == "written by a hook"
+
+
 async def test_leftovers_that_do_not_fit_any_more_stay_where_they_are(tools: ToolContext) -> None:
     head = await baseline(tools)
     put(tools, "a.py", "one\n")

@@ -159,6 +159,9 @@ def _failed(state: RunState, code: str, message: str) -> e.RunFailed:
 def _errand(state: RunState, env: Env) -> Step:
     """A run that asks no model: one step after the other, then its end."""
     if errands.is_over(state):
+        if (state.unsaved or state.save_failures) and not env.attached:
+            # Its machine may be gone with what was done there: the next one that holds the workspace says so.
+            return Do((Attach(),))
         return _saved_first(state, env) or _end(env, errands.end(state))
     if not env.attached:
         return Do((Attach(),))

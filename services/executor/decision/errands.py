@@ -26,16 +26,19 @@ def intent(state: RunState) -> e.LogEvent:
     """The intent of the next step."""
     place = len(state.steps)
     step = state.task.errands[place]
+    call_id = f"{_CALL}{place}" + (f"-{state.begun_again}" if state.begun_again else "")
     if step.name == VERIFY:
         return e.VerificationRequested(
-            round=1, checks=state.task.acceptance, idempotency_key=f"{state.run_id}:{_CALL}{place}"
+            round=state.verification_rounds + 1,
+            checks=state.task.acceptance,
+            idempotency_key=f"{state.run_id}:{call_id}",
         )
     return e.ToolRequested(
-        call_id=f"{_CALL}{place}",
+        call_id=call_id,
         name=step.name,
         arguments=step.arguments,
         semantics=Semantics.IDEMPOTENT,
-        idempotency_key=f"{state.run_id}:{_CALL}{place}",
+        idempotency_key=f"{state.run_id}:{call_id}",
         timeout_s=step.timeout_s,
     )
 

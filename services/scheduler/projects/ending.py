@@ -181,7 +181,8 @@ def _handoff(state: ProjectState, work: Work, run: RunSeen) -> Handoff:
 
 def _closed(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> list[ProjectEvent]:
     """After the errand that commits what was verified, or sets aside what was not."""
-    step = run.step(WORKSPACE_COMMIT) or run.step(WORKSPACE_SET_ASIDE)
+    # What a hook left behind is set aside by a later step of that name.
+    step = run.step(WORKSPACE_COMMIT) or next((s for s in run.steps if s.name == WORKSPACE_SET_ASIDE), None)
     commit = _text(step, "commit") if step is not None and step.ok else None
     if work.kind is SessionKind.INITIALIZE:
         if state.features and commit is not None:

@@ -162,7 +162,24 @@ def close_steps(state: ProjectState, work: Work) -> list[Errand]:
             timeout_s=_GIT_S,
             label="set leftovers aside",
         )
-    return [step, *_hook(state, "after_run", state.spec.hooks.after_run, must_pass=False)]
+    hook = _hook(state, "after_run", state.spec.hooks.after_run, must_pass=False)
+    return [step, *hook, *([_cleaned(state, work)] if hook else [])]
+
+
+def _cleaned(state: ProjectState, work: Work) -> Errand:
+    """The next session finds the tree as it was committed, whatever the hook wrote."""
+    return Errand(
+        name=WORKSPACE_SET_ASIDE,
+        arguments={
+            "ref": f"refs/perdure/after_run/{work.session}",
+            "message": f"left over by the hook after session {work.session}",
+            "trailers": {"Perdure-Session": f"{state.project_id}/{work.session}"},
+            "head": "HEAD",
+        },
+        timeout_s=_GIT_S,
+        must_pass=False,
+        label="set aside what after_run left",
+    )
 
 
 def _commit(
@@ -177,6 +194,7 @@ def _commit(
             "trailers": {**trailers, "Perdure-Session": f"{state.project_id}/{work.session}"},
             "files": {PROGRESS_FILE: progress_text(state, handoff), FEATURES_FILE: features_text(state)},
             "verified": verified,
+            "head": state.head,
         },
         timeout_s=_GIT_S,
         label="commit",
