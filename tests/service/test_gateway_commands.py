@@ -27,6 +27,14 @@ async def test_a_pending_run_starts_once(client: httpx.AsyncClient) -> None:
     assert "QUEUED" in again.json()["message"]
 
 
+async def test_of_twenty_starts_at_once_one_counts(client: httpx.AsyncClient) -> None:
+    run_id = await created(client)
+    async with asyncio.timeout(DEADLINE_S):
+        answers = await asyncio.gather(*(client.post(f"/api/runs/{run_id}/start") for _ in range(20)))
+    assert sorted(answer.status_code for answer in answers) == [202] + [409] * 19
+    assert await types(client, run_id) == ["run.created", "run.start_requested"]
+
+
 async def test_a_run_that_nobody_owns_is_cancelled_at_once_and_again(client: httpx.AsyncClient) -> None:
     run_id = await created(client, auto_start=True)
     for _ in range(2):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
 
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.ports import Bus
+from libs.bus.runs import Runs
+from libs.chassis.clock import SystemClock
 from libs.contracts import events as e
 from tests.service.gateway_served import (
     DEADLINE_S,
@@ -207,6 +210,41 @@ async def test_a_stream_ends_at_the_question_that_is_pending_and_passes_over_ans
         assert [frame.event for frame in replayed].count("input.requested") == 2
         await client.post(f"{path}/cancel")
         assert (await live.rest())[-1].event == "run.cancelled"
+
+
+class Backwards:
+    """A clock that is put back by a minute whenever it is read."""
+
+    def __init__(self) -> None:
+        self._at = SystemClock().now()
+
+    def now(self) -> datetime:
+        self._at -= timedelta(minutes=1)
+        return self._at
+
+    monotonic, sleep, entropy = SystemClock().monotonic, SystemClock().sleep, SystemClock().entropy
+
+
+async def test_times_that_go_back_change_neither_the_order_nor_where_a_client_goes_on(
+    bus: Bus, client: httpx.AsyncClient
+) -> None:
+    run_id = await created(client)
+    checkpoints = Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log)
+    runs = Runs(bus.log, checkpoints, Backwards())
+    owner = Owner(bus, runs, await runs.load("local", run_id))
+    await owner.write(e.RunStartRequested(by="test"))
+    await owner.claim()
+    for turn in range(1, 4):
+        await owner.turn(turn)
+    await owner.complete()
+    last = owner.folded.state.sequence
+    whole = await read(client, run_id)
+    times = [json.loads(frame.data)["at"] for frame in whole]
+    assert times != sorted(times)
+    assert len(set(times)) < len(times), "some stand in one record"
+    assert sequences(whole) == list(range(1, last + 1))
+    for after in range(last):
+        assert await read(client, run_id, **resume(after)) == whole[after:]
 
 
 async def test_following_from_now_leaves_history_out(bus: Bus, client: httpx.AsyncClient) -> None:

@@ -15,6 +15,8 @@ from libs.bus.connection import connect
 from libs.bus.ports import Bus
 from libs.chassis.clock import SystemClock
 from libs.contracts import events as e
+from libs.contracts.ids import child_run_id, task_id_of
+from libs.contracts.tasks import Parent, TaskSpec
 from libs.contracts.views import RunView, TaskView
 from tests.fakes.bus import bus_settings
 from tests.fakes.waiting import eventually
@@ -49,6 +51,25 @@ async def test_a_task_is_created_pending_and_shown_with_every_field(client: http
     task = TaskView.model_validate((await client.get(f"/api/tasks/{made['task_id']}")).json())
     assert [run.run_id for run in task.runs] == [made["run_id"]]
     assert task.task["metadata"] == {"team": "a"}
+
+
+async def test_a_child_names_its_parent(client: httpx.AsyncClient, bus: Bus) -> None:
+    owner = await Owner.of(bus, await created(client))
+    child = child_run_id(owner.run_id, "call_1_0")
+    state = owner.folded.state
+    body = e.RunCreated(
+        tenant="local",
+        task_id=task_id_of(child),
+        task=TaskSpec(goal="A part of it."),
+        limits=state.limits,
+        workspace=state.workspace,
+        body_hash="h",
+        parent=Parent(run_id=owner.run_id, call_id="call_1_0", depth=1),
+        source="delegate",
+    )
+    await runs_of(bus).create("local", child, [body])
+    assert (await client.get(f"/api/runs/{child}")).json()["parent_run_id"] == owner.run_id
+    assert (await client.get(f"/api/runs/{owner.run_id}")).json()["parent_run_id"] is None
 
 
 async def test_auto_start_queues_the_run_in_the_same_record(client: httpx.AsyncClient) -> None:

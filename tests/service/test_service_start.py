@@ -56,6 +56,37 @@ async def test_a_service_says_that_it_waits_for_its_bus_and_stops_when_told(tmp_
         assert process.returncode == 0
 
 
+async def test_with_tenants_a_tool_host_without_a_sandbox_does_not_start(
+    bus: Bus, nats_node: NatsServer, tmp_path: Path
+) -> None:
+    async with (
+        asyncio.timeout(_DEADLINE_S),
+        service(
+            "toolhost",
+            **on_the_bus(bus, nats_node),
+            PERDURE_DATA=str(tmp_path),
+            RUNTIME_API_KEYS_JSON='{"acme": "a-secret-of-acme-0123456789"}',
+            SANDBOX="none",
+        ) as process,
+    ):
+        told, _ = await process.communicate()
+        assert process.returncode == 2, told
+        assert b"no sandbox works here" in told
+        assert b"Traceback" not in told
+        assert b"a-secret-of-acme" not in told
+
+
+def on_the_bus(bus: Bus, node: NatsServer) -> dict[str, str]:
+    """The variables by which a process finds its bus."""
+    return {
+        "NATS_URL": node.address.url,
+        "NATS_USER": node.address.user or "",
+        "NATS_PASSWORD": node.address.password or "",
+        "NATS_MONITOR_URL": node.address.monitor_url or "",
+        "PERDURE_PREFIX": bus.subjects.prefix,
+    }
+
+
 async def test_a_root_of_workspaces_that_cannot_be_used_is_a_bad_setting(
     bus: Bus, nats_node: NatsServer, tmp_path: Path
 ) -> None:
@@ -65,11 +96,7 @@ async def test_a_root_of_workspaces_that_cannot_be_used_is_a_bad_setting(
         asyncio.timeout(_DEADLINE_S),
         service(
             "toolhost",
-            NATS_URL=nats_node.address.url,
-            NATS_USER=nats_node.address.user or "",
-            NATS_PASSWORD=nats_node.address.password or "",
-            NATS_MONITOR_URL=nats_node.address.monitor_url or "",
-            PERDURE_PREFIX=bus.subjects.prefix,
+            **on_the_bus(bus, nats_node),
             PERDURE_DATA=str(tmp_path),
             WORKSPACE_DIR=str(blocked / "workspaces"),
         ) as process,

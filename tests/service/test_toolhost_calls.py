@@ -44,6 +44,13 @@ async def test_the_catalog_names_the_tools_of_a_living_host(bus: Bus, host: str)
     assert {"read_file", "write_file", "run_tests", "echo"} <= {spec.name for spec in catalog.tools}
 
 
+async def test_programs_are_offered_where_the_operator_says_so(bus: Bus, tmp_path: Path) -> None:
+    for more, offered in (({}, False), ({"ENABLE_PROGRAM_TOOL": "true"}, True)):
+        async with toolhost(bus, tmp_path / "root", more=more):
+            names = {spec.name for spec in (await host_of(bus, shared=False)).tools}
+        assert ("run_program" in names, "run_command" in names) == (offered, True)
+
+
 async def test_a_tool_without_workspace_is_answered_on_request(bus: Bus, host: str) -> None:
     owner = await owned_run(bus)
     result = await owner.read(host, "echo", text="héllo")

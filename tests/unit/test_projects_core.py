@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libs.contracts.checks import Verdict, Verification
+from libs.contracts.checks import CommandCheck, Verdict, Verification
 from libs.contracts.errors import IllegalTransition, InvalidState
 from libs.contracts.project_events import (
     FeatureListRejected,
@@ -15,6 +15,7 @@ from libs.contracts.project_events import (
 )
 from libs.contracts.projects import (
     Evidence,
+    FeatureSpec,
     FeatureStatus,
     Handoff,
     Outcome,
@@ -22,12 +23,17 @@ from libs.contracts.projects import (
     ProjectLimits,
     ProjectStatus,
 )
-from libs.contracts.run import RunStatus
+from libs.contracts.run import RunStatus, StepResult
 from libs.contracts.sessions import SessionKind, Stage
+from libs.contracts.tasks import Limits
+from libs.contracts.workspaces import WORKSPACE_COMMAND
 from services.gateway import projectcommands as commands
 from services.scheduler.projects.decide import Env, MakeRun, settle
+from services.scheduler.projects.prompt import goal_of
+from services.scheduler.projects.proofs import checks_of
 from services.scheduler.projects.selection import backoff_s
-from tests.fakes.project_world import ProjectWorld, begun, feature, spec
+from services.scheduler.projects.sessions import health_steps, run_of
+from tests.fakes.project_world import CHECK, ProjectWorld, begun, feature, spec
 
 F = FeatureStatus
 
@@ -103,6 +109,19 @@ def test_what_a_model_says_makes_no_feature_verified() -> None:
     assert ends(world)[-1].outcome is Outcome.FAILED
 
 
+def test_a_feature_is_judged_by_all_checks_of_the_project_and_its_own() -> None:
+    own = CommandCheck(argv=["grep", "basket", "shop.py"])
+    world = ProjectWorld(spec(FeatureSpec(id="a", title="a basket", acceptance=[own])))
+    world.settle()
+    for _ in range(3):
+        world.pass_run()
+        world.settle()
+    work = world.state.works[0]
+    assert work.stage is Stage.AGENT
+    assert run_of(world.state, work, Limits()).task.acceptance == [*world.state.spec.verify, own]
+    assert world.state.spec.verify == [CHECK]
+
+
 def test_a_verified_feature_without_a_commit_goes_back() -> None:
     world = begun("a")
     for _ in range(2):
@@ -128,6 +147,20 @@ def test_what_broke_goes_first() -> None:
     world.until_due()
     world.settle()
     assert world.state.works[0].feature_id == "a"
+
+
+def test_what_is_not_in_order_when_a_session_begins_is_told_to_its_agent() -> None:
+    world = begun("a", "b", init=["sh", "init.sh"])
+    work_on(world)
+    work = world.state.works[0]
+    assert (work.feature_id, work.stage, work.reverify) == ("b", Stage.HEALTH, ["a"])
+    assert [step.label for step in health_steps(world.state, work)] == ["init", "prove what is committed"]
+    assert checks_of(world.state, work) == [CHECK, CHECK], "the project's own, and that of the feature"
+    red = StepResult(name=WORKSPACE_COMMAND, ok=False, output="no such table: goods")
+    world.pass_run(steps=(red,))
+    world.settle()
+    assert stage(world) is Stage.AGENT
+    assert "no such table: goods" in goal_of(world.state, world.state.works[0])
 
 
 def test_priority_comes_before_the_order_of_the_list_and_dependencies_before_both() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
+import msgspec
 import pytest
 
 from libs.bus.ports import LogKey
 from libs.contracts.errors import IllegalTransition
 from libs.contracts.project_events import SessionEnded, SessionRunEnded, SessionStalled
 from libs.contracts.projects import FeatureStatus, Outcome, ProjectLimits
-from libs.contracts.run import RunStatus
+from libs.contracts.run import OWNED, RunStatus
 from libs.contracts.sessions import Stage
+from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.values import Usage
 from services.executor.endpoint.pulse import Pulse
 from services.scheduler.projects.decide import Env, StopRun, Watch, settle
 from services.scheduler.projects.prompt import goal_of
-from services.scheduler.projects.silences import STALL, overdue
+from services.scheduler.projects.silences import STALL, overdue, silence_of
 from tests.fakes.clock import QuickClock
+from tests.fakes.histories import created
 from tests.fakes.project_world import ProjectWorld, begun
 
 KEY = LogKey("local", "project_0_a")
@@ -102,6 +107,17 @@ def test_a_revoked_attempt_that_reports_later_changes_nothing() -> None:
     )
     with pytest.raises(IllegalTransition):
         world.say([late])
+
+
+def test_what_its_owner_says_of_a_run_is_its_silence_and_a_run_that_waits_has_none() -> None:
+    now = datetime(2026, 11, 29, 12, 1, tzinfo=UTC)
+    run = msgspec.structs.replace(created(Limits(), TaskSpec(goal="g")), status=RunStatus.RUNNING)
+    assert silence_of(run, {run.run_id: 7.0}, now) == 7.0
+    # Nobody holds it, so its last event counts; of an owner that says nothing at all nothing is concluded.
+    assert silence_of(run, {}, now) == 60.0
+    assert silence_of(run, None, now) is None
+    for status in set(RunStatus) - OWNED:
+        assert silence_of(msgspec.structs.replace(run, status=status), {run.run_id: 7.0}, now) is None
 
 
 def test_only_projects_with_a_run_that_is_silent_for_long_enough_are_looked_at() -> None:

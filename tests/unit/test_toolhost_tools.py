@@ -331,6 +331,18 @@ async def red_and_green(tools: ToolContext, sandbox: Sandbox) -> None:
     assert not (await call(wrong, "run_tests")).ok
 
 
+async def test_a_program_runs_in_the_workspace_and_its_exit_code_is_told(tmp_path: Path) -> None:
+    tools = context(tmp_path)
+    async with aclosing(tools.processes):
+        code = "import pathlib, sys\npathlib.Path('made').write_text('x')\nprint(6 * 7)\nsys.exit(3)"
+        ran = await call(tools, "run_program", code=code)
+        assert (ran.ok, ran.output, ran.metadata["exit_code"]) == (False, "42\n[exit code 3]", 3)
+        assert (tools.guard.root / "made").read_text() == "x"
+        broken = await call(tools, "run_program", code="print(")
+        assert not broken.ok
+        assert "SyntaxError" in broken.output
+
+
 async def test_a_command_that_any_signal_ended_says_which(tmp_path: Path) -> None:
     tools = context(tmp_path)
     async with aclosing(tools.processes):
