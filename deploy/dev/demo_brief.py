@@ -17,7 +17,7 @@ BRIEF = (
     "leads. Python's standard library only, no database. What people type must never become markup, and nobody votes "
     "twice."
 )
-# Inside of the sandbox, where nobody else listens.
+# Inside of a sandbox nobody else listens; without one it has to be a port that is free.
 PORT = 8765
 # The scripted model answers within a second; a session that is silent for longer than this has stalled.
 STALL_S = 8.0
@@ -46,14 +46,14 @@ class Part(NamedTuple):
     expect_body: str = ""
     depends_on: tuple[str, ...] = ()
 
-    def feature(self, listed: Collection[str]) -> dict[str, object]:
-        """As a list names it that has the features `listed`."""
+    def feature(self, listed: Collection[str], port: int) -> dict[str, object]:
+        """As a list names it that has the features `listed`; pages are asked for at `port`."""
         acceptance: list[dict[str, object]] = []
         if self.tests is not None:
             acceptance.append({"kind": "command", "argv": ["python3", "-B", "-m", "unittest", self.tests]})
         if self.page is not None:
-            asked = {"start": ["python3", "-B", "server.py", str(PORT)], "expect_status": 200}
-            url = f"http://127.0.0.1:{PORT}{self.page}"
+            asked = {"start": ["python3", "-B", "server.py", str(port)], "expect_status": 200}
+            url = f"http://127.0.0.1:{port}{self.page}"
             acceptance.append({"kind": "http", **asked, "url": url, "expect_body": self.expect_body})
         depends_on = [needed for needed in self.depends_on if needed in listed]
         return {"id": self.id, "title": self.title, "acceptance": acceptance, "depends_on": depends_on}
@@ -89,26 +89,26 @@ def whole() -> Tale:
     return Tale(parts, (RED, SILENT, BROKEN), _BODY)
 
 
-def short(seed: Path) -> Tale:
+def short(seed: Path, port: int = PORT) -> Tale:
     """From a poll that has a page and places already, made in the folder `seed`; without the waits before retries."""
     parts = (VOTES, ONCE, RANKING)
     seed.mkdir()
     for name in (*_skeleton(), "home.py", "places.py"):
         (seed / name).write_text(_app(name))
-    features = [part.feature([listed.id for listed in parts]) for part in parts]
+    features = [part.feature([listed.id for listed in parts], port) for part in parts]
     return Tale(parts, (BROKEN,), {**_BODY, "features": features, "workspace": {"seed_dir": str(seed)}})
 
 
-def script() -> str:
+def script(port: int) -> str:
     """The script for `deploy/dev/model_server.py`."""
-    return json.dumps({"conversations": conversations()})
+    return json.dumps({"conversations": conversations(port)})
 
 
-def conversations() -> list[dict[str, object]]:
+def conversations(port: int = PORT) -> list[dict[str, object]]:
     """What the model does in each kind of session; what was tried before comes before the first try."""
     again = "This is attempt"
     return [
-        _conversation("This is the first session", _first_session()),
+        _conversation("This is the first session", _first_session(port)),
         _conversation(
             NAMES.marker,
             _builds(
@@ -145,7 +145,7 @@ def finished() -> dict[str, str]:
     return {path.name: path.read_text() for path in APP.iterdir() if path.is_file()}
 
 
-def _first_session() -> list[dict[str, object]]:
+def _first_session(port: int) -> list[dict[str, object]]:
     """The skeleton and all tests, so that later sessions cannot bend what they are measured by; then the list."""
     parts = whole().parts
     return [
@@ -156,7 +156,8 @@ def _first_session() -> list[dict[str, object]]:
         _turn(
             "Now the list.",
             _call(
-                "write_features", features=[part.feature([listed.id for listed in parts]) for part in parts]
+                "write_features",
+                features=[part.feature([listed.id for listed in parts], port) for part in parts],
             ),
             _call(
                 "write_handoff",

@@ -9,6 +9,7 @@ import asyncio
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from deploy.dev import demo_brief, demo_model
 from deploy.dev.demo_brief import BROKEN, RED, SILENT, Tale
 from deploy.dev.launcher import Launcher
 from deploy.dev.mergedlog import MergedLog
+from deploy.dev.nats_server import free_port
 from deploy.dev.performance import perform
 from deploy.dev.plan import Plan
 from libs.client import PerdureClient
@@ -105,28 +107,29 @@ def main() -> None:
     args = parser.parse_args()
 
     async def play(folder: Path, log: MergedLog, screen: Screen) -> bool:
-        tale = demo_brief.short(folder / "seed") if args.short else demo_brief.whole()
-        return await _demo(tale, folder, log, screen)
+        port = free_port()
+        tale = demo_brief.short(folder / "seed", port) if args.short else demo_brief.whole()
+        async with demo_model.scripted(folder, log, demo_brief.script(port)) as told:
+            return await _demo(tale, told, folder, log, screen)
 
     perform(play, watchdog_s=_WATCHDOG_S)
 
 
-async def _demo(tale: Tale, folder: Path, log: MergedLog, screen: Screen) -> bool:
+async def _demo(tale: Tale, told: Mapping[str, str], folder: Path, log: MergedLog, screen: Screen) -> bool:
     began = time.monotonic()
     data = folder / "data"
-    async with demo_model.scripted(folder, log, demo_brief.script()) as told:
-        plan = Plan(data=data, environment=told, port=0, directory=folder)
-        async with Launcher(plan, log) as perdure:
-            ready = f"ready after {time.monotonic() - began:.1f} s at {perdure.url}"
-            screen.line(screen.paint(ready, "bold"))
-            for line in _INTRODUCTION:
-                screen.line(screen.paint(line, "dim"))
-            with ExitStack() as unless_watched:
-                # A demo that fails or is stopped has nothing to drain.
-                unless_watched.callback(perdure.hurry)
-                async with PerdureClient(perdure.url) as client:
-                    story, card = await _watch(tale, client, screen)
-                unless_watched.pop_all()
+    plan = Plan(data=data, environment=told, port=0, directory=folder)
+    async with Launcher(plan, log) as perdure:
+        ready = f"ready after {time.monotonic() - began:.1f} s at {perdure.url}"
+        screen.line(screen.paint(ready, "bold"))
+        for line in _INTRODUCTION:
+            screen.line(screen.paint(line, "dim"))
+        with ExitStack() as unless_watched:
+            # A demo that fails or is stopped has nothing to drain.
+            unless_watched.callback(perdure.hurry)
+            async with PerdureClient(perdure.url) as client:
+                story, card = await _watch(tale, client, screen)
+            unless_watched.pop_all()
     commits = await asyncio.to_thread(history, data / "workspaces" / card.workspace)
     _show_history(screen, commits)
     lacks = story.lacks(tale, card, commits)
