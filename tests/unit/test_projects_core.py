@@ -163,6 +163,28 @@ def test_what_is_not_in_order_when_a_session_begins_is_told_to_its_agent() -> No
     assert "no such table: goods" in goal_of(world.state, world.state.works[0])
 
 
+def test_what_an_agent_is_told_is_bounded_however_long_everything_is() -> None:
+    many = [feature(f"f{number}") for number in range(300)]
+    world = ProjectWorld(spec(*many, brief="b" * 1_000_000))
+    world.settle()
+    for _ in range(3):
+        world.pass_run()
+        world.settle()
+    world.fail_run("STUCK", "e" * 1_000_000)
+    world.settle()
+    world.pass_run(steps=())
+    world.settle()
+    world.until_due()
+    world.settle()
+    world.pass_run(steps=(StepResult(name=WORKSPACE_COMMAND, ok=False, output="o" * 1_000_000),))
+    world.settle()
+    told = goal_of(world.state, world.state.works[0])
+    assert "This is attempt 2." in told
+    assert "For later sessions (299)" in told
+    assert "characters more]" in told
+    assert len(told) < 35_000
+
+
 def test_priority_comes_before_the_order_of_the_list_and_dependencies_before_both() -> None:
     world = ProjectWorld(
         spec(feature("late"), feature("needs", after=("base",), priority=1), feature("base", priority=5))
