@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
-from deploy.cli.files import written_whole
 from deploy.cli.outcome import Exit, refused
 from deploy.cli.terminal import Screen
+from libs.chassis.files import written_whole
 from libs.client import PerdureClient
 
 # One page of events; more are asked for page by page.

@@ -13,12 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from deploy.cli import logfile
 from deploy.cli.doctor import connected_to, found_place
-from deploy.cli.files import written_whole
 from deploy.cli.logcheck import check
 from deploy.cli.outcome import Exit, failed, refused
 from deploy.cli.terminal import Screen, printable
+from libs.bus import logfile
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.connection import BusSettings, ServerBus
 from libs.bus.copies import Copies, imported
@@ -27,6 +26,7 @@ from libs.bus.ports import LogKey
 from libs.bus.runs import Runs
 from libs.chassis import logs
 from libs.chassis.clock import SystemClock
+from libs.chassis.files import written_whole
 from libs.chassis.run import VERSION
 from libs.chassis.settings import read_environment
 from libs.contracts.clock import Clock, rfc3339

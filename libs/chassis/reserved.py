@@ -17,7 +17,6 @@ class Reserved(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
-    retention_days: Annotated[float | None, Field(alias="PERDURE_RETENTION_DAYS", gt=0)] = None
     langfuse_url: Annotated[Http | None, Field(alias="LANGFUSE_BASE_URL")] = None
     langfuse_public_key: Annotated[str | None, Field(alias="LANGFUSE_PUBLIC_KEY")] = None
     langfuse_secret_key: Annotated[SecretStr | None, Field(alias="LANGFUSE_SECRET_KEY")] = None
@@ -25,7 +24,6 @@ class Reserved(BaseModel):
 
 # Who will read it, and therefore says that it does not: one service, so that a deployment hears it once.
 _READERS = {
-    "PERDURE_RETENTION_DAYS": "scheduler",
     "LANGFUSE_BASE_URL": "executor",
     "LANGFUSE_PUBLIC_KEY": "executor",
     "LANGFUSE_SECRET_KEY": "executor",

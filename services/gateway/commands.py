@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from libs.bus.ports import Liveness
 from libs.bus.runs import Folded, Runs
+from libs.contracts import deleting
 from libs.contracts.bodies import Request as Body
 from libs.contracts.events import LogEvent
 from libs.contracts.http import (
@@ -103,7 +104,7 @@ class CommandsApi:
         parent = (await self._runs.load(tenant, run_id)).state.parent
         waits = parent is not None and await self._waits_for_child(tenant, parent)
         await self._carry_out(
-            tenant, run_id, lambda state: decisions.delete(state, tenant, parent_waits=waits)
+            tenant, run_id, lambda state: deleting.deleted(state, tenant, parent_waits=waits)
         )
         return Response(status_code=204)
 

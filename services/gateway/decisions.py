@@ -11,7 +11,6 @@ from libs.contracts.events import (
     LogEvent,
     MessageReceived,
     ReconciliationResolved,
-    RunDeleted,
     RunPauseRequested,
     RunResumeRequested,
     RunStartRequested,
@@ -135,20 +134,6 @@ def resume(state: RunState, by: str) -> list[LogEvent]:
     if state.status is not RunStatus.PAUSED and not asked_to_pause:
         raise InvalidState(f"run {state.run_id} is {state.status} and not paused; there is nothing to resume")
     return [RunResumeRequested(by=by)]
-
-
-def delete(state: RunState, by: str, *, parent_waits: bool) -> list[LogEvent]:
-    """Bury an ended run. `parent_waits`: the run that delegated to it lives and has not learned its end."""
-    if not state.terminal:
-        raise InvalidState(
-            f"run {state.run_id} is {state.status}; cancel it and wait for its end before deleting it"
-        )
-    if parent_waits:
-        parent = state.parent.run_id if state.parent is not None else "its parent"
-        raise InvalidState(
-            f"{parent} has not taken in the result of run {state.run_id} yet; delete it a moment later"
-        )
-    return [RunDeleted(body_hash=state.body_hash, by=by)]
 
 
 def present(state: RunState) -> RunState:

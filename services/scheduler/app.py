@@ -5,7 +5,7 @@ finished, because nothing here is the truth.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from libs.bus.creation import Creation
@@ -29,6 +29,7 @@ from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.projects.silences import overdue
 from services.scheduler.remains import Remains
 from services.scheduler.replicas import Replicas
+from services.scheduler.retention import Keeping, Retention
 from services.scheduler.rows import Rows
 from services.scheduler.schedules.keeper import Keeper
 from services.scheduler.schedules.rows import ScheduleRows
@@ -179,10 +180,21 @@ async def serve(chassis: Chassis[SchedulerSettings]) -> None:
             timing=Timing(),
             limits=settings.limits,
         )
-        webhooks = Webhooks(chassis.bus, chassis.clock, settings.webhook_allow)
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(webhooks.run(scheduler.leadership))
+            beside = [group.create_task(part) for part in _beside(chassis, scheduler.leadership)]
             await scheduler.run(chassis.stop)
-            sending.cancel()
+            for task in beside:
+                task.cancel()
     if dead.is_set():
         raise LeaseLost("the others declared this process dead; it starts again under a new boot id")
+
+
+def _beside(
+    chassis: Chassis[SchedulerSettings], leadership: Leadership
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """What the leader does that no run waits for."""
+    bus, clock, settings = chassis.bus, chassis.clock, chassis.settings
+    yield Webhooks(bus, clock, settings.webhook_allow).run(leadership)
+    if settings.retention_days is not None:
+        keeping = Keeping(settings.retention_days, settings.export_folder)
+        yield Retention(bus, chassis.runs, projects_of(bus, clock), clock, keeping).run(leadership)

@@ -1,5 +1,6 @@
 """What the scheduler reads from the environment, beyond what every service reads."""
 
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -8,6 +9,9 @@ from libs.chassis.settings import DeploymentLimits, ServiceSettings, WebhookAllo
 from libs.contracts.tasks import Limits
 from libs.policy.outbound import Outbound
 
+# A date must stay one.
+RETENTION_DAYS_MAX = 100 * 365
+
 
 class SchedulerSettings(ServiceSettings):
     """`tenant_runs_max` caps how many runs of a tenant are executed at once, children aside; others stay queued."""
@@ -15,6 +19,18 @@ class SchedulerSettings(ServiceSettings):
     tenant_runs_max: Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)] = None
     limits: DeploymentLimits = Limits()
     webhook_allow: WebhookAllow = Outbound()
+    retention_days: Annotated[
+        float | None, Field(alias="PERDURE_RETENTION_DAYS", gt=0, le=RETENTION_DAYS_MAX)
+    ] = None
+    # A folder, `none`, or nothing: `<data>/exports`.
+    retention_export: Annotated[str, Field(alias="PERDURE_RETENTION_EXPORT")] = ""
+
+    @property
+    def export_folder(self) -> Path | None:
+        """Where the runs that the retention takes away are exported to; `None`: nowhere."""
+        if self.retention_export == "none":
+            return None
+        return Path(self.retention_export) if self.retention_export else self.data / "exports"
 
 
 class Timing(NamedTuple):

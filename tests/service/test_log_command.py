@@ -14,12 +14,12 @@ import pytest
 
 from deploy.cli import log
 from deploy.cli.__main__ import parser
-from deploy.cli.logfile import BadFile
 from deploy.cli.outcome import Exit
 from deploy.cli.terminal import Screen
 from deploy.dev.nats_server import NatsServer
 from libs.bus.connection import BusSettings, ServerBus, connect
 from libs.bus.history import blob_name
+from libs.bus.logfile import BadFile
 from libs.bus.ports import Draft, LogKey
 from libs.chassis.clock import SystemClock
 from libs.contracts import events as e

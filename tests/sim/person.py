@@ -16,6 +16,7 @@ import msgspec
 from libs.bus.creation import CreateRequest, Creation
 from libs.bus.ports import LogKey
 from libs.bus.runs import Decide
+from libs.contracts import deleting
 from libs.contracts.envelope import decode_events
 from libs.contracts.errors import RequestError, Unavailable
 from libs.contracts.events import LogEvent, RunCreated
@@ -223,7 +224,7 @@ class Person:
 
     async def _delete(self, key: LogKey) -> None:
         """Once more after an unknown outcome finds it deleted, which is refused."""
-        await self._command(key, lambda state: decisions.delete(state, ME, parent_waits=False))
+        await self._command(key, lambda state: deleting.deleted(state, ME, parent_waits=False))
 
     async def _is_dead(self, boot: str) -> bool:
         entry = await self._machine.bus.bucket("leases").get(replica_key(boot))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from libs.contracts import deleting
 from libs.contracts import events as e
 from libs.contracts.envelope import Event
 from libs.contracts.errors import InvalidState, NotFound
@@ -36,7 +37,7 @@ COMMANDS: dict[str, Command] = {
     "message": lambda state: decisions.message(state, SteeringMessage(text="t"), "local", "k.b"),
     "pause": lambda state: decisions.pause(state, "local"),
     "resume": lambda state: decisions.resume(state, "local"),
-    "delete": lambda state: decisions.delete(state, "local", parent_waits=False),
+    "delete": lambda state: deleting.deleted(state, "local", parent_waits=False),
 }
 
 
@@ -116,4 +117,4 @@ def test_a_deleted_run_takes_no_command() -> None:
 
 def test_a_child_is_kept_while_its_parent_waits_for_it() -> None:
     with pytest.raises(InvalidState, match="result"):
-        decisions.delete(state_in(RunStatus.COMPLETED), "local", parent_waits=True)
+        deleting.deleted(state_in(RunStatus.COMPLETED), "local", parent_waits=True)

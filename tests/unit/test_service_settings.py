@@ -33,7 +33,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         (ServiceSettings, "NATS_URL", "nats://127.0.0.1:x"),
         (ServiceSettings, "NATS_URL", "nats://a:4222,"),
         (ServiceSettings, "NATS_MONITOR_URL", "127.0.0.1:8222"),
-        (ServiceSettings, "PERDURE_RETENTION_DAYS", "x"),
+        (SchedulerSettings, "PERDURE_RETENTION_DAYS", "x"),
+        (SchedulerSettings, "PERDURE_RETENTION_DAYS", "0"),
         (ToolhostSettings, "ENABLE_PROGRAM_TOOL", "maybe"),
         (GatewaySettings, "TENANT_REQUESTS_PER_MINUTE", "-5"),
         (GatewaySettings, "TENANT_MAX_QUEUED_RUNS", "-1"),
@@ -67,11 +68,10 @@ def test_an_address_is_shown_without_its_secret() -> None:
 
 def test_what_has_no_effect_yet_is_told_by_one_service() -> None:
     values = {
-        "PERDURE_RETENTION_DAYS": "30",
         "LANGFUSE_BASE_URL": "https://traces",
         "SANDBOX_IMAGE": "",
     }
-    assert SchedulerSettings.load("scheduler", values).without_effect == ("PERDURE_RETENTION_DAYS",)
+    assert ExecutorSettings.load("executor", values).without_effect == ("LANGFUSE_BASE_URL",)
     assert ToolhostSettings.load("toolhost", values).without_effect == ()
 
 

@@ -1,4 +1,4 @@
-"""Logs of runs as JSON lines, for `perdure log export` and `import`.
+"""Logs of runs as JSON lines, for `perdure log export` and `import`, and for what the retention takes away.
 
 Invariant: what a file holds of a run is its whole history or is told to be cut off: each run ends with its count, and the
 file with the number of its runs. Strings and recordings are in it, so it needs nothing from where it came.

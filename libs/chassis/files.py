@@ -1,4 +1,4 @@
-"""Files that commands write: whole or not at all.
+"""Files that are written whole or not at all.
 
 Invariant: what a run said is nobody else's business, so a file is for its owner's eyes only; half of one is none.
 """
@@ -20,6 +20,7 @@ def written_whole(target: Path) -> Generator[TextIO]:
         ) as file:
             yield file
             file.flush()
+            os.fsync(file.fileno())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
