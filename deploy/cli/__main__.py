@@ -66,9 +66,16 @@ def parser() -> argparse.ArgumentParser:
     _check_model(
         commands.add_parser("check-model", help="examine the model's endpoint", description=_CHECK_MODEL)
     )
+    completion = commands.add_parser(
+        "completion", help="a script that completes commands in your shell", description=_COMPLETION
+    )
+    # Beside the names of `completion.py`, which is not imported before it is asked for.
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(module="completion", root=root)
     return root
 
 
+_COMPLETION = "In bash and zsh: source <(perdure completion bash). In fish: perdure completion fish | source."
 _UP = (
     "Starts an embedded NATS server (unless --nats-url) and the five services, restarts what dies, and prints "
     "`ready http://HOST:PORT` when all are healthy. Ctrl-C or SIGTERM drains; a second one kills."

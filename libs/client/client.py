@@ -29,6 +29,7 @@ from libs.contracts.http import (
     TaskCreate,
     read_body,
 )
+from libs.contracts.ids import new_idempotency_key
 from libs.contracts.policyviews import DecisionView
 from libs.contracts.project_events import ProjectCancelled, ProjectCompleted
 from libs.contracts.projecthttp import ProjectCreate, ProjectResume
@@ -73,7 +74,11 @@ Reconnecting = Callable[[PerdureError], None]
 
 
 class PerdureClient(Wire):
-    """An async client; use it as a context manager. Failures are raised as `PerdureError`."""
+    """An async client; use it as a context manager. Failures are raised as `PerdureError`.
+
+    Reads, and commands with an idempotency key, are repeated while the gateway is away for a moment. `reply`, `approve`,
+    `reconcile` and `message` have a key of their own if none is given; give one to what creates something.
+    """
 
     @property
     def schedules(self) -> ScheduleCalls:
@@ -138,25 +143,32 @@ class PerdureClient(Wire):
         idempotency_key: str | None = None,
     ) -> CommandAccepted:
         body = read_body(Reply, {"answer": answer, "question_id": question_id})
-        return await self.post(f"/api/runs/{part(run_id)}/reply", CommandAccepted, body, idempotency_key)
+        return await self.post(
+            f"/api/runs/{part(run_id)}/reply", CommandAccepted, body, idempotency_key or new_idempotency_key()
+        )
 
     async def approve(
         self, run_id: str, decision: Approval, *, idempotency_key: str | None = None
     ) -> CommandAccepted:
         """Approve or reject the call that the run waits to make."""
         path = f"/api/runs/{part(run_id)}/approve"
-        return await self.post(path, CommandAccepted, decision, idempotency_key)
+        return await self.post(path, CommandAccepted, decision, idempotency_key or new_idempotency_key())
 
     async def reconcile(
         self, run_id: str, decision: Reconciliation, *, idempotency_key: str | None = None
     ) -> CommandAccepted:
         """Say what became of the call whose outcome nobody knows."""
         path = f"/api/runs/{part(run_id)}/reconcile"
-        return await self.post(path, CommandAccepted, decision, idempotency_key)
+        return await self.post(path, CommandAccepted, decision, idempotency_key or new_idempotency_key())
 
     async def message(self, run_id: str, text: str, *, idempotency_key: str | None = None) -> CommandAccepted:
         body = read_body(SteeringMessage, {"text": text})
-        return await self.post(f"/api/runs/{part(run_id)}/message", CommandAccepted, body, idempotency_key)
+        return await self.post(
+            f"/api/runs/{part(run_id)}/message",
+            CommandAccepted,
+            body,
+            idempotency_key or new_idempotency_key(),
+        )
 
     async def questions(self, run_id: str) -> QuestionList:
         return await self.get(f"/api/runs/{part(run_id)}/questions", QuestionList)

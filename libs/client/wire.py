@@ -1,7 +1,8 @@
 """Requests and answers of the gateway, as views and errors.
 
 Invariant: every failure is raised as one of `libs/contracts/errors.py`; nothing of the HTTP library passes this file but
-the connection that streams are made of.
+the connection that streams are made of. A request is repeated only where twice is once: it reads, it has an
+`Idempotency-Key`, or it never left.
 """
 
 import asyncio
@@ -18,6 +19,12 @@ from libs.contracts.errors import PerdureError
 DEFAULT_URL = "http://127.0.0.1:8000"
 # A command may wait 15 s for the bus to elect a leader; the gateway answers by then.
 TIMEOUT_S = 30.0
+
+# What may be repeated is, after 0.2 s and then twice as long each time: longer than a gateway takes to be restarted, shorter
+# than a person waits. A gateway that asks for more patience than the last figure is not waited for.
+RETRIES_MAX, RETRY_S, RETRY_AFTER_S_MAX = 5, 0.2, 10.0
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
 
 V = TypeVar("V", bound=BaseModel)
 Sleep = Callable[[float], Awaitable[None]]
@@ -65,7 +72,7 @@ class Wire:
     ) -> V:
         headers = {"Content-Type": "application/json"}
         if idempotency_key is not None:
-            headers["Idempotency-Key"] = idempotency_key
+            headers[IDEMPOTENCY_KEY] = idempotency_key
         content = body.model_dump_json(exclude_unset=True, by_alias=True) if body is not None else "{}"
         return view.model_validate_json(await self.send(method, path, headers=headers, content=content))
 
@@ -78,14 +85,27 @@ class Wire:
         headers: Mapping[str, str] | None = None,
         content: str | None = None,
     ) -> bytes:
-        try:
-            response = await self._http.request(method, path, params=params, headers=headers, content=content)
-        except httpx.TransportError as error:
-            raise self._lost(error) from error
-        self._was_there = True
-        if response.is_error:
-            raise problem(response.status_code, response.content, response.headers.get("Retry-After"))
-        return response.content
+        """The body of the answer. Repeats what may be repeated; a gateway that was never there is not waited for."""
+        again = method == "GET" or IDEMPOTENCY_KEY in (headers or {})
+        for attempt in range(RETRIES_MAX + 1):
+            try:
+                response = await self._http.request(
+                    method, path, params=params, headers=headers, content=content
+                )
+            except httpx.TransportError as error:
+                failed, helps = self._lost(error), again or isinstance(error, httpx.ConnectError)
+                may_wait, cause = self._was_there and helps, error
+            else:
+                self._was_there = True
+                if not response.is_error:
+                    return response.content
+                failed = problem(response.status_code, response.content, response.headers.get("Retry-After"))
+                may_wait, cause = failed.retryable and again, None
+            wait_s = max(RETRY_S * 2**attempt, failed.retry_after_s or 0)
+            if not may_wait or attempt == RETRIES_MAX or wait_s > RETRY_AFTER_S_MAX:
+                raise failed from cause
+            await self._sleep(wait_s)
+        raise AssertionError("the last attempt neither answered nor failed")
 
     def _lost(self, error: Exception) -> PerdureError:
         if isinstance(error, PerdureError):

@@ -9,6 +9,7 @@ machinery makes derive from their cause, so the same cause never makes two.
 
 import hashlib
 import re
+import uuid
 from datetime import datetime
 
 from libs.contracts.clock import Clock
@@ -126,6 +127,11 @@ def workspace_id(shards: int, tenant: str, workspace: str) -> str:
 def new_boot_id(clock: Clock) -> str:
     """A process's identity from its start to its death."""
     return "b" + _encode(clock.entropy(10))
+
+
+def new_idempotency_key() -> str:
+    """A key for one wish of a client, so that it may say it twice."""
+    return uuid.uuid4().hex
 
 
 def new_message_id(clock: Clock) -> str:
