@@ -84,8 +84,8 @@ def _places(name: str, command: argparse.ArgumentParser) -> Iterator[_Place]:
     below: list[_Place] = []
     for action in command._actions:  # noqa: SLF001 the parser says nowhere else what it takes
         words += [option for option in action.option_strings if option.startswith("--")]
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 as above
-            commands = cast("dict[str, argparse.ArgumentParser]", action.choices)  # pyright: ignore[reportUnknownMemberType] it is generic
+        if isinstance(action.choices, dict):
+            commands = cast("dict[str, argparse.ArgumentParser]", action.choices)
             for called, sub in commands.items():
                 words.append(called)
                 below += _places(f"{name} {called}", sub)

@@ -4,6 +4,7 @@ Invariant: a decision looks at the folded state alone, so folding again after a 
 a refusal says the state and what to do instead.
 """
 
+from libs.contracts.bodies import TEXT_CHARS_MAX
 from libs.contracts.cancelling import cancelled
 from libs.contracts.errors import IdempotencyConflict, InvalidState, NotFound
 from libs.contracts.events import (
@@ -17,6 +18,11 @@ from libs.contracts.events import (
 )
 from libs.contracts.http import Approval, Reconciliation, Reply, SteeringMessage
 from libs.contracts.run import LIVE, RunState, RunStatus
+
+# What may wait for a run's next turn: all of it goes into that turn, and a run that nobody owns may stand for weeks. Two of
+# the longest messages together, or a hundred short ones, are more than a person has to say meanwhile.
+UNREAD_MAX = 100
+UNREAD_CHARS_MAX = 2 * TEXT_CHARS_MAX
 
 
 def start(state: RunState, by: str) -> list[LogEvent]:
@@ -149,6 +155,12 @@ def message(state: RunState, body: SteeringMessage, by: str, client_request: str
         return []
     if state.terminal:
         raise InvalidState(f"run {state.run_id} is {state.status}; a message would reach nobody")
+    unread = [item.text for item in state.inbox]
+    if len(unread) >= UNREAD_MAX or sum(map(len, unread)) + len(body.text) > UNREAD_CHARS_MAX:
+        raise InvalidState(
+            f"run {state.run_id} is {state.status} and its model has not read {len(unread)} messages yet; wait for its next "
+            "turn, or put long texts into files of the workspace"
+        )
     return [MessageReceived(text=body.text, by=by, client_request=client_request)]
 
 

@@ -140,6 +140,21 @@ async def test_a_message_steers_a_live_run_once_for_each_key(client: httpx.Async
     assert (await client.post(path, json={"text": "Right."})).status_code == 409
 
 
+async def test_messages_that_nobody_reads_are_bounded(client: httpx.AsyncClient, bus: Bus) -> None:
+    run_id = await created(client)
+    path = f"/api/runs/{run_id}/message"
+    for _ in range(2):
+        assert (await client.post(path, json={"text": "x" * 90_000})).status_code == 202
+    refused = await client.post(path, json={"text": "x" * 90_000})
+    assert (refused.status_code, refused.json()["error_code"]) == (409, "INVALID_STATE")
+    assert "2 messages" in refused.json()["message"]
+    assert (await client.post(path, json={"text": "short"})).status_code == 202
+    # Once they are read there is room again.
+    owner = await Owner.of(bus, run_id)
+    await owner.turn(1)
+    assert (await client.post(path, json={"text": "x" * 90_000})).status_code == 202
+
+
 async def test_a_run_that_stands_still_is_not_sent_twice(client: httpx.AsyncClient) -> None:
     run_id = await created(client)
     for path in (f"/api/runs/{run_id}", f"/api/runs/{run_id}/events/1"):
