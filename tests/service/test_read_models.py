@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from libs.chassis.clock import SystemClock
@@ -15,7 +16,7 @@ from libs.contracts.envelope import Event, Record, RecordHeader, encode_record, 
 from libs.contracts.errors import ConfigurationError
 from libs.contracts.evolve import fold
 from libs.contracts.run import RunState
-from libs.contracts.tasks import Limits, TaskSpec
+from libs.contracts.tasks import Limits, Parent, TaskSpec
 from libs.contracts.values import RunError, Usage
 from libs.projection.fold import FOLD_VERSION
 from libs.projection.postgres import open_postgres
@@ -117,6 +118,21 @@ def answered(writer: Writer) -> None:
         e.RunCompleted(answer="Done.", verification=verification, usage=usage),
         at="2026-01-01T00:01:00.000Z",
     )
+
+
+async def test_runs_are_counted_by_their_statuses_and_found_by_their_ids_children_aside(index: Index) -> None:
+    writer = lived()
+    parent = Parent(run_id=run_id(1), call_id="call_1_0", depth=1)
+    writer.append(
+        run_id(4), msgspec.structs.replace(created(), parent=parent), e.RunStartRequested(by="local")
+    )
+    writer.append(run_id(5), created(), e.RunStartRequested(by="local"))
+    await apply(index, writer.records)
+    assert await index.statuses("local", ("QUEUED",), [run_id(4)]) == {run_id(5): "QUEUED"}
+    waiting, ended = ("WAITING_FOR_INPUT",), [run_id(2), run_id(9)]
+    assert await index.statuses("local", waiting, ended) == {run_id(1): waiting[0], run_id(2): "FAILED"}
+    assert await index.statuses("local", ("CANCELLED",), []) == {run_id(3): "CANCELLED"}
+    assert await index.statuses("other", waiting, ended) == {}
 
 
 async def test_rows_say_what_became_of_each_run(index: Index) -> None:
