@@ -50,7 +50,7 @@ sim: .venv/.ready ## seeded schedules of faults in virtual time (SEED=17 for one
 chaos: .venv/.ready ## faults at random on a real cluster under load (MINUTES=10 ARGS="--seed 7 --nodes 1")
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 
-soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky providers, 20,000 streams, runs and schedules, crash points, then a long chaos (MINUTES=60)
+soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky providers, 20,000 streams, runs and schedules, 1,000 clients, crash points, then a long chaos (MINUTES=60)
 	FUZZ_OPERATIONS=1000000 SWAPPED_ATTEMPTS=10000 EXAMPLES=1000 $(BIN)/pytest -q -o faulthandler_timeout=3600 \
 	  tests/unit/test_toolhost_guard.py tests/unit/test_toolhost_guard_fuzz.py tests/unit/test_toolhost_search.py \
 	  tests/unit/test_patches.py tests/unit/test_toolhost_patching.py tests/unit/test_toolhost_edits.py \
@@ -67,6 +67,7 @@ soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky prov
 	  tests/service/test_gateway_schemathesis.py tests/service/test_gateway_mutations.py
 	$(BIN)/python -m tests.sim --quiet --points all --freezes all --troubles all --schedules 20000
 	$(BIN)/python -m tests.sim --quiet --points cancel,pause,message,recall --variants 22
+	$(BIN)/python -m tests.bench.streams
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 
 conformance: .venv/.ready ## the public MCP conformance suite against our client (needs npm and its registry; ARGS="--only tools_call")
