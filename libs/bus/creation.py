@@ -64,7 +64,7 @@ class Creation:
     """Creates runs for one process. `shards` are the log shards, `limits` the deployment's."""
 
     def __init__(self, runs: Runs, clock: Clock, *, shards: int, limits: Limits) -> None:
-        self._runs, self._clock, self._shards, self._limits = runs, clock, shards, limits
+        self._runs, self._clock, self._shards, self.limits = runs, clock, shards, limits
 
     async def create(self, request: CreateRequest) -> Created:
         """Create the run, or find the one that the same cause made before.
@@ -73,7 +73,7 @@ class Creation:
         cause), `RunDeleted` (the cause's run was deleted).
         """
         try:
-            limits = self._limits.lowered_by(request.task.limits)
+            limits = self.limits.lowered_by(request.task.limits)
         except ValueError as error:
             raise ValidationFailed(
                 str(error), details=[{"field": "limits", "message": str(error)}]

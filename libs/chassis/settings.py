@@ -44,6 +44,7 @@ KNOWN_NAMES = frozenset(
         "PERDURE_MODEL_PROFILES",
         "PERDURE_RECORD_WIRE",
         "PERDURE_MCP",
+        "PERDURE_SOURCES",
         "PERDURE_HOST",
         "PERDURE_PORT",
         "PERDURE_URL",

@@ -9,5 +9,5 @@ Emits     tickets on `<p>.work.<priority>`, written deaths, timers, cancels on `
 Reading order: row (what is known of a run) > wakeups (what changed) > rows (the indexes) > admission (who is next) >
 tickets (tell an executor); chores (what else a change asks for) > family, deadlines, remains, snapshots, halting, retention, webhooks,
 projects, schedules (who does it); beside them leadership (who acts), replicas and takeover (who died), sweep (what was
-missed), tasks (runs from the bus).
+missed), tasks (runs from the bus), sources (runs from elsewhere).
 """

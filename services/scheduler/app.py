@@ -5,7 +5,7 @@ finished, because nothing here is the truth.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from libs.bus.creation import Creation
@@ -17,7 +17,6 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.contracts.leases import LeaseValue
-from libs.contracts.tasks import Limits
 from services.scheduler.chores import Advance, Chores, unfinished
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.endings import Endings
@@ -36,6 +35,8 @@ from services.scheduler.schedules.rows import ScheduleRows
 from services.scheduler.schedules.times import Times
 from services.scheduler.settings import SchedulerSettings, Timing
 from services.scheduler.snapshots import OldSnapshots
+from services.scheduler.sources.intake import Intake, sources_of
+from services.scheduler.sources.wish import Source
 from services.scheduler.sweep import Sweep
 from services.scheduler.takeover import Takeover
 from services.scheduler.tasks import Tasks
@@ -60,7 +61,7 @@ class Scheduler:
         *,
         tenant_runs_max: int | None,
         timing: Timing,
-        limits: Limits | None = None,
+        sources: Sequence[Source] = (),
     ) -> None:
         self._clock, self._timing = clock, timing
         leases = bus.bucket("leases")
@@ -77,7 +78,7 @@ class Scheduler:
         halting = Halting(bus.wire, bus.subjects, self._replicas)
         project_logs, silences = projects_of(bus, clock), self._replicas.silences
         self._orchestrator = Orchestrator(
-            project_logs, runs, bus.timers, liveness, clock, limits or Limits(), silences, bus.log
+            project_logs, runs, bus.timers, liveness, clock, creation.limits, silences, bus.log
         )
         others = Others(ProjectRows(), ScheduleRows())
         keeper = Keeper(bus, others.schedules, creation, clock)
@@ -102,6 +103,7 @@ class Scheduler:
             leases, clock, boot=liveness.boot, group=GROUP, ttl_s=timing.lead_s, gained=self._gained
         )
         self._tasks = Tasks(bus.queue, bus.subjects, creation, runs)
+        self._intake = Intake(sources, runs, bus.log, creation, endings, clock)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then let go of the lead."""
@@ -115,6 +117,7 @@ class Scheduler:
             self._sweep.find_lost_tickets(self.leadership),
             self._chores.work(self.leadership),
             self._times.watch(self.leadership),
+            self._intake.watch(self.leadership),
             self._deadlines.consume(self.leadership),
             self._tasks.consume(),
             self._tick(),
@@ -178,7 +181,7 @@ async def serve(chassis: Chassis[SchedulerSettings]) -> None:
             Creation(chassis.runs, chassis.clock, shards=SHARDS, limits=settings.limits),
             tenant_runs_max=settings.tenant_runs_max,
             timing=Timing(),
-            limits=settings.limits,
+            sources=sources_of(settings.sources, chassis.clock),
         )
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(part) for part in _beside(chassis, scheduler.leadership)]

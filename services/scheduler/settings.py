@@ -3,11 +3,17 @@
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, InstanceOf
 
 from libs.chassis.settings import DeploymentLimits, ServiceSettings, WebhookAllow
 from libs.contracts.tasks import Limits
 from libs.policy.outbound import Outbound
+from services.scheduler.sources.configuration import SourceSpec, read_sources
+
+
+def _sources(value: object) -> object:
+    return tuple(read_sources(value).items()) if isinstance(value, str) else value
+
 
 # A date must stay one.
 RETENTION_DAYS_MAX = 100 * 365
@@ -24,6 +30,11 @@ class SchedulerSettings(ServiceSettings):
     ] = None
     # A folder, `none`, or nothing: `<data>/exports`.
     retention_export: Annotated[str, Field(alias="PERDURE_RETENTION_EXPORT")] = ""
+    sources: Annotated[
+        tuple[tuple[str, InstanceOf[SourceSpec]], ...],
+        BeforeValidator(_sources),
+        Field(alias="PERDURE_SOURCES"),
+    ] = ()
 
     @property
     def export_folder(self) -> Path | None:

@@ -61,6 +61,7 @@ VENDORS = {
     "openai": ("services.executor.endpoint.model",),
     "qdrant_client": ("services.toolhost.knowledge.qdrant",),
     "tantivy": ("services.toolhost.knowledge.tantivy",),
+    "yaml": ("services.scheduler.sources.frontmatter",),
     "tokenizers": ("services.toolhost.knowledge.onnx",),
 }
 
@@ -76,6 +77,7 @@ PURE = (
     "services.executor.tools.runtime",
     "services.scheduler.admission",
     "services.scheduler.schedules.decide",
+    "services.scheduler.sources.frontmatter",
     "services.toolhost.knowledge.chunks",
     "services.toolhost.knowledge.fusion",
     "services.toolhost.knowledge.terms",

@@ -1,0 +1,67 @@
+"""The sources of a deployment, as its operator says them in `PERDURE_SOURCES`: JSON, or the path of a file that holds it.
+
+    {"inbox": {"kind": "directory", "path": "/srv/tasks"}}
+
+Invariant: what is written wrongly keeps the scheduler from starting, and is named. A secret stands in a file of its own.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from libs.contracts.ids import is_token
+
+# A file of sources is written by people.
+BYTES_MAX = 1 << 20
+SOURCES_MAX = 100
+Every = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+def _token(text: str) -> str:
+    if not is_token(text):
+        raise ValueError("must match [a-z0-9_-]{1,64}")
+    return text
+
+
+Token = Annotated[str, AfterValidator(_token)]
+
+
+class DirectorySource(BaseModel):
+    """A folder of this machine. `every_s`: how often one looks."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    kind: Literal["directory"]
+    path: Annotated[str, Field(min_length=1)]
+    tenant: Token = "local"
+    every_s: Every = 2.0
+
+
+SourceSpec = DirectorySource
+_Sources = TypeAdapter(Annotated[dict[Token, SourceSpec], Field(max_length=SOURCES_MAX)])
+
+
+def parse_sources(text: str) -> dict[str, SourceSpec]:
+    """The sources by name. Raises `ValueError` naming what is wrong."""
+    try:
+        return _Sources.validate_json(text)
+    except ValidationError as error:
+        found = (
+            f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors(include_url=False, include_input=False, include_context=False)
+        )
+        raise ValueError("; ".join(found)) from error
+
+
+def read_sources(said: str) -> dict[str, SourceSpec]:
+    """What `PERDURE_SOURCES` says. Raises `ValueError`."""
+    if said.lstrip().startswith("{"):
+        return parse_sources(said)
+    path = Path(said)
+    try:
+        if path.stat().st_size > BYTES_MAX:
+            raise ValueError(f"{path} is larger than {BYTES_MAX >> 20} MiB, and no list of sources")
+        return parse_sources(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"is neither JSON nor a file that can be read: {path}: {error}") from error
