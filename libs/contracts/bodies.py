@@ -35,7 +35,8 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _compiles(pattern: str) -> str:
+def compiles(pattern: str) -> str:
+    """`pattern`, when it is a regular expression. Raises `ValueError`."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -66,7 +67,7 @@ Tenant = Annotated[str, AfterValidator(_tenant)]
 Text = Annotated[str, AfterValidator(_storable)]
 Brief = Annotated[Text, Field(min_length=1, max_length=TEXT_CHARS_MAX), AfterValidator(_not_blank)]
 Name = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(_not_blank)]
-Pattern = Annotated[Text, Field(min_length=1, max_length=PATTERN_CHARS_MAX), AfterValidator(_compiles)]
+Pattern = Annotated[Text, Field(min_length=1, max_length=PATTERN_CHARS_MAX), AfterValidator(compiles)]
 Glob = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(inside)]
 Argument = Annotated[Text, Field(max_length=ARGUMENT_CHARS_MAX)]
 Argv = Annotated[

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from libs.contracts.bodies import (
     ARGUMENTS_MAX,
+    PATTERN_CHARS_MAX,
     Argument,
     Argv,
     CheckSeconds,
@@ -17,13 +18,16 @@ from libs.contracts.bodies import (
     Pattern,
     Request,
     Text,
+    compiles,
     inside,
 )
 from libs.contracts.checks import CHECK_TIMEOUT_S, HTTP_TIMEOUT_S, local_address
 
 CHECKS_MAX = 64
 GLOBS_MAX = 256
-SUPPORTED_CHECKS = ("command", "tests", "file", "diff", "http")
+# More is a test suite, which belongs into the workspace.
+STEPS_MAX = 64
+SUPPORTED_CHECKS = ("command", "tests", "file", "diff", "http", "browser")
 
 _HEX_DIGEST = r"^[0-9a-f]{64}$"
 
@@ -97,6 +101,43 @@ class HttpCheckIn(Request):
     timeout_s: CheckSeconds = HTTP_TIMEOUT_S
 
 
+class BrowserStepIn(Request):
+    """One of `goto` (a path), `click`, `fill` (with `text`) and `expect` (perhaps with `text`, a pattern)."""
+
+    goto: Annotated[Name, Field(pattern="^/")] | None = None
+    click: Name | None = None
+    fill: Name | None = None
+    expect: Name | None = None
+    text: Annotated[Text, Field(max_length=PATTERN_CHARS_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "BrowserStepIn":
+        if sum(each is not None for each in (self.goto, self.click, self.fill, self.expect)) != 1:
+            raise ValueError("name one of 'goto', 'click', 'fill' and 'expect'")
+        if (self.text is None) if self.fill is not None else (self.text is not None and self.expect is None):
+            raise ValueError("'text' is what 'fill' types, or a pattern of 'expect'")
+        if self.expect is not None and self.text is not None:
+            compiles(self.text)
+        return self
+
+
+class BrowserCheckIn(Request):
+    """A page of the workspace's own server in a headless Chromium; every step must go as it says."""
+
+    kind: Literal["browser"]
+    url: Annotated[Name, AfterValidator(_is_local)]
+    steps: Annotated[list[BrowserStepIn], Field(min_length=1, max_length=STEPS_MAX)]
+    start: Argv | None = None
+    timeout_s: CheckSeconds = HTTP_TIMEOUT_S
+
+    @model_validator(mode="after")
+    def _expects_something(self) -> "BrowserCheckIn":
+        if all(step.expect is None for step in self.steps):
+            raise ValueError("name at least one step with 'expect': without one nothing is proved")
+        return self
+
+
 CheckIn = Annotated[
-    CommandCheckIn | TestsCheckIn | FileCheckIn | DiffCheckIn | HttpCheckIn, Field(discriminator="kind")
+    CommandCheckIn | TestsCheckIn | FileCheckIn | DiffCheckIn | HttpCheckIn | BrowserCheckIn,
+    Field(discriminator="kind"),
 ]

@@ -58,7 +58,28 @@ class HttpCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     timeout_s: float = HTTP_TIMEOUT_S
 
 
-Check = CommandCheck | TestsCheck | FileCheck | DiffCheck | HttpCheck
+class BrowserStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that a person does or sees: `goto` a path, `click` an element, `fill` one with `text`, or `expect` one that
+    is visible, with a `text` (regex) if that is named. Elements are named by selectors of playwright."""
+
+    goto: str | None = None
+    click: str | None = None
+    fill: str | None = None
+    expect: str | None = None
+    text: str | None = None
+
+
+class BrowserCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="browser"):
+    """The page at `url` (an address of this machine), in a headless Chromium: every step must go as it says, before
+    `timeout_s` is over. With `start` the workspace's own server is started first, as for `http`."""
+
+    url: str
+    steps: list[BrowserStep]
+    start: list[str] | None = None
+    timeout_s: float = HTTP_TIMEOUT_S
+
+
+Check = CommandCheck | TestsCheck | FileCheck | DiffCheck | HttpCheck | BrowserCheck
 
 
 class LocalAddress(NamedTuple):

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from libs.contracts.checks import BrowserStep
+
 # Files that one question may be about: an answer that names more is a listing, not a claim.
 FILES_MAX = 200
 
@@ -68,9 +70,19 @@ class HttpQuestion(msgspec.Struct, frozen=True, kw_only=True):
     expect_body: str | None = None
 
 
+class BrowserQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """Start a server in a fresh checkout of the commit, if there is one to start, and take steps on its page."""
+
+    commit: str
+    start: list[str] | None
+    url: str
+    steps: list[BrowserStep]
+    timeout_s: float
+
+
 class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """`status` is what the server answered, `sha256` the digest of its body, `problem` why there is no answer, or why it
-    could not be matched."""
+    could not be matched, or which step of a browser did not go as it should."""
 
     status: int | None = None
     sha256: str | None = None

@@ -17,6 +17,7 @@ import msgspec
 from libs.chassis.effects import Stopped
 from libs.contracts.evidence import (
     FILES_MAX,
+    BrowserQuestion,
     Change,
     CommandAnswer,
     CommandQuestion,
@@ -124,15 +125,15 @@ class Evidence:
             )
         return answer, ended.kept.told(self._redaction)
 
-    async def http(
-        self, attached: Attached, question: HttpQuestion, running: Running
+    async def served(
+        self, attached: Attached, question: HttpQuestion | BrowserQuestion, running: Running
     ) -> tuple[HttpAnswer, str]:
-        """Start a server in a fresh checkout and ask it once; with what it answered and said. Nothing of it lives on.
+        """Start a server in a fresh checkout and ask it, once or in a browser; with what it answered and said. Nothing of it lives on.
         Raises `ToolFailure` when there can be no checkout, and `Stopped`."""
         async with _checkout(attached, question.commit) as checkout:
             try:
                 ended = await self._run(
-                    servers.probe(question),
+                    servers.probe(question, self._sandbox.name),
                     checkout,
                     question.timeout_s + servers.GRACE_S,
                     servers.REPORT_BYTES_MAX,
@@ -149,8 +150,9 @@ class Evidence:
             problem=report.problem,
             duration_ms=round(ended.duration_s * 1000),
         )
-        if question.expect_body is not None and not answer.problem:
-            found = await is_found(question.expect_body, report.body)
+        expect_body = question.expect_body if isinstance(question, HttpQuestion) else None
+        if expect_body is not None and not answer.problem:
+            found = await is_found(expect_body, report.body)
             answer = (
                 msgspec.structs.replace(answer, matched=found)
                 if isinstance(found, bool)

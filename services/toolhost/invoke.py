@@ -14,8 +14,15 @@ import msgspec
 from libs.bus.journal import Journal, key_of
 from libs.bus.ports import Log
 from libs.chassis.effects import Effect, Prepared, failed, refused
-from libs.contracts.evidence import CommandQuestion, FilesQuestion, HttpQuestion, SnapshotQuestion
+from libs.contracts.evidence import (
+    BrowserQuestion,
+    CommandQuestion,
+    FilesQuestion,
+    HttpQuestion,
+    SnapshotQuestion,
+)
 from libs.contracts.tools import (
+    VERIFY_BROWSER,
     VERIFY_COMMAND,
     VERIFY_FILES,
     VERIFY_HTTP,
@@ -49,6 +56,14 @@ from services.toolhost.tools.files import Plan, apply, done_before, is_applied
 
 # Attempts are claims of a dying host or run; nobody makes more than a few.
 _ATTEMPTS_MAX = 20
+
+
+# What a verifier asks for that needs a checkout.
+_IN_CHECKOUTS: dict[str, type[CommandQuestion | HttpQuestion | BrowserQuestion]] = {
+    VERIFY_COMMAND: CommandQuestion,
+    VERIFY_HTTP: HttpQuestion,
+    VERIFY_BROWSER: BrowserQuestion,
+}
 
 
 class HostParts(NamedTuple):
@@ -101,7 +116,7 @@ class Invocations:
             yield await self._prepared(call, stack)
 
     async def _prepared(self, call: ToolCall, stack: AsyncExitStack) -> Prepared:
-        if call.name in (VERIFY_SNAPSHOT, VERIFY_COMMAND, VERIFY_HTTP):
+        if call.name == VERIFY_SNAPSHOT or call.name in _IN_CHECKOUTS:
             return self._for_verifier(call)
         if call.name in errands.ERRANDS:
             return self._errand(call)
@@ -242,8 +257,7 @@ class Invocations:
             if call.name == VERIFY_SNAPSHOT:
                 question = msgspec.convert(call.arguments, SnapshotQuestion)
                 return Effect(_Snapshot(self._parts, call, attached, question), before={}, after={})
-            kind = HttpQuestion if call.name == VERIFY_HTTP else CommandQuestion
-            asked = msgspec.convert(call.arguments, kind)
+            asked = msgspec.convert(call.arguments, _IN_CHECKOUTS[call.name])
             return Effect(_InCheckout(self._parts, call, attached, asked), before={}, after={})
         except msgspec.ValidationError as error:
             return refused(call, Refusal.UNKNOWN_TOOL, f"{call.name}: {error}")
@@ -284,7 +298,7 @@ class _InCheckout(NamedTuple):
     parts: HostParts
     call: ToolCall
     attached: Attached
-    question: CommandQuestion | HttpQuestion
+    question: CommandQuestion | HttpQuestion | BrowserQuestion
 
     async def __call__(self, stop: asyncio.Event) -> ToolResult:
         key, record = key_of(self.call), self.attached.record
@@ -297,8 +311,8 @@ class _InCheckout(NamedTuple):
             match self.question:
                 case CommandQuestion() as command:
                     answer, output = await self.parts.evidence.command(self.attached, command, run)
-                case HttpQuestion() as request:
-                    answer, output = await self.parts.evidence.http(self.attached, request, run)
+                case HttpQuestion() | BrowserQuestion() as request:
+                    answer, output = await self.parts.evidence.served(self.attached, request, run)
             return _facts(self.call, answer, shown(output, self.call.output_chars_max, self.parts.redaction))
         except ToolFailure as failure:
             return _result(self.call, failure_of(failure), self.parts.redaction)

@@ -1,15 +1,16 @@
-"""The `http` check on the host's side: which command asks a server of the workspace, and what its report says.
+"""The `http` and `browser` checks on the host's side: which command asks a server of the workspace, what its report says.
 
 Invariant: a report that is missing or broken is a problem with a reason, never an answer.
 """
 
 import base64
+import sys
 from pathlib import Path
 
 import msgspec
 
 from libs.contracts.checks import local_address
-from libs.contracts.evidence import HttpQuestion
+from libs.contracts.evidence import BrowserQuestion, HttpQuestion
 from services.toolhost import serverprobe
 
 # The probe keeps to its time by itself; beyond this it hangs, and is ended.
@@ -41,18 +42,21 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True):
     said: str = ""
 
 
-def probe(question: HttpQuestion) -> list[str]:
+def probe(question: HttpQuestion | BrowserQuestion, sandbox: str) -> list[str]:
     """The argv that starts the server and asks it. The sandbox has the program's text, because it has not its file."""
     address = local_address(question.url)
-    check = {
-        "start": question.start,
-        "host": address.host,
-        "port": address.port,
-        "target": address.target,
-        "expect_status": question.expect_status,
-    }
+    where = {"start": question.start, "host": address.host, "port": address.port, "target": address.target}
+    match question:
+        case HttpQuestion():
+            # Nothing that is installed beside Python is needed, or wanted.
+            python = ["python3", "-I", "-S"]
+            check = {**where, "expect_status": question.expect_status}
+        case BrowserQuestion():
+            # Playwright is where Perdure is, or in the operator's image.
+            python = ["python3" if sandbox == "docker" else sys.executable, "-I"]
+            check = {**where, "steps": question.steps}
     wanted = msgspec.json.encode({"check": check, "timeout_s": question.timeout_s}).decode()
-    return ["python3", "-I", "-S", "-c", _PROGRAM.read_text("utf-8"), wanted]
+    return [*python, "-c", _PROGRAM.read_text("utf-8"), wanted]
 
 
 def reported(output: str) -> Report | str:
@@ -66,7 +70,8 @@ def reported(output: str) -> Report | str:
     if wire.status is None and not wire.problem:
         return unavailable("its report is not whole")
     shown = body if len(body) <= _BODY_CHARS_MAX else f"{body[:_BODY_CHARS_MAX]}…"
-    parts = [f"HTTP {wire.status}\n{shown}".strip()] if wire.status is not None else []
+    heading = f"HTTP {wire.status}" if wire.status is not None else "the page read:"
+    parts = [f"{heading}\n{shown}".strip()] if wire.status is not None or shown else []
     parts += [f"the server said:\n{said.strip()}"] if said.strip() else []
     return Report(
         status=wire.status,

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from libs.contracts.checks import (
+    BrowserCheck,
     Check,
     CheckResult,
     CheckStatus,
@@ -92,6 +93,23 @@ def http_result(check: HttpCheck, answer: HttpAnswer, output: str, *, commit: st
         reason=reason or f"answered {answer.status}, as expected",
         output_tail=tail_of(output, FEEDBACK_TAIL_CHARS),
         digests={"commit": commit, **({"body": answer.sha256} if answer.sha256 else {})},
+        duration_ms=answer.duration_ms,
+    )
+
+
+def browser_result(check: BrowserCheck, answer: HttpAnswer, output: str, *, commit: str) -> CheckResult:
+    """How far a browser came on the workspace's page."""
+    reason = answer.problem
+    if not reason and answer.status is None:
+        reason = "the page did not answer"
+    of = f" of {shlex.join(check.start)}" if check.start else ""
+    return CheckResult(
+        kind="browser",
+        subject=f"{check.url}{of}",
+        status=CheckStatus.FAILED if reason else CheckStatus.PASSED,
+        reason=reason or f"{len(check.steps)} steps went as expected",
+        output_tail=tail_of(output, FEEDBACK_TAIL_CHARS),
+        digests={"commit": commit},
         duration_ms=answer.duration_ms,
     )
 

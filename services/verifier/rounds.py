@@ -14,6 +14,7 @@ from libs.bus.ports import Bus, Liveness
 from libs.chassis.effects import Effect, Prepared, refused
 from libs.chassis.logs import get_logger
 from libs.contracts.checks import (
+    BrowserCheck,
     Check,
     CheckResult,
     CheckStatus,
@@ -29,6 +30,7 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import Unavailable
 from libs.contracts.evidence import (
     FILES_MAX,
+    BrowserQuestion,
     CommandAnswer,
     CommandQuestion,
     FileAnswer,
@@ -42,6 +44,7 @@ from libs.contracts.tools import VERIFY, Refusal, ToolCall, ToolResult
 from services.verifier.claims import Claim, claims_in
 from services.verifier.judgement import (
     PROTECTED,
+    browser_result,
     claims_result,
     command_result,
     diff_result,
@@ -207,20 +210,8 @@ async def _result(
             except HostFault as fault:
                 return _unrecorded(fault)
             return command_result(check, answer, output, commit=snapshot.commit)
-        case HttpCheck():
-            asked_for = HttpQuestion(
-                commit=snapshot.commit,
-                start=check.start,
-                url=check.url,
-                expect_status=check.expect_status,
-                timeout_s=check.timeout_s,
-                expect_body=check.expect_body,
-            )
-            try:
-                told, output = await asked.http(index, asked_for)
-            except HostFault as fault:
-                return _unrecorded(fault)
-            return http_result(check, told, output, commit=snapshot.commit)
+        case HttpCheck() | BrowserCheck():
+            return await _served(index, check, snapshot, asked)
         case FileCheck():
             fact = facts.get((check.path, check.contains))
             if fact is None:
@@ -235,3 +226,33 @@ async def _result(
             return diff_result(check, snapshot)
         case _:
             assert_never(check)
+
+
+async def _served(
+    index: int, check: HttpCheck | BrowserCheck, snapshot: SnapshotAnswer, asked: Subcalls
+) -> CheckResult:
+    """What the workspace's own server answers to a request, or shows in a browser."""
+    commit = snapshot.commit
+    try:
+        match check:
+            case HttpCheck():
+                question = HttpQuestion(
+                    commit=commit,
+                    start=check.start,
+                    url=check.url,
+                    expect_status=check.expect_status,
+                    timeout_s=check.timeout_s,
+                    expect_body=check.expect_body,
+                )
+                return http_result(check, *await asked.http(index, question), commit=commit)
+            case BrowserCheck():
+                walk = BrowserQuestion(
+                    commit=commit,
+                    start=check.start,
+                    url=check.url,
+                    steps=check.steps,
+                    timeout_s=check.timeout_s,
+                )
+                return browser_result(check, *await asked.browser(index, walk), commit=commit)
+    except HostFault as fault:
+        return _unrecorded(fault)

@@ -17,6 +17,7 @@ from libs.chassis.effects import Stopped
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.errors import BusUnavailable, NobodyThere, PerdureError
 from libs.contracts.evidence import (
+    BrowserQuestion,
     CommandAnswer,
     CommandQuestion,
     FilesAnswer,
@@ -27,6 +28,7 @@ from libs.contracts.evidence import (
     SnapshotQuestion,
 )
 from libs.contracts.tools import (
+    VERIFY_BROWSER,
     VERIFY_COMMAND,
     VERIFY_FILES,
     VERIFY_HTTP,
@@ -84,6 +86,11 @@ class Subcalls:
     async def http(self, index: int, question: HttpQuestion) -> tuple[HttpAnswer, str]:
         """With the answer's body and the server's output. `timeout_s` of the question bounds both."""
         result = await self._effect(str(index), VERIFY_HTTP, question, question.timeout_s)
+        return _answer(result, HttpAnswer), result.output
+
+    async def browser(self, index: int, question: BrowserQuestion) -> tuple[HttpAnswer, str]:
+        """With the page's text and the server's output. `timeout_s` of the question bounds all of it."""
+        result = await self._effect(str(index), VERIFY_BROWSER, question, question.timeout_s)
         return _answer(result, HttpAnswer), result.output
 
     async def files(self, question: FilesQuestion) -> FilesAnswer:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import pytest
 
 from libs.bus.ports import Bus
 from libs.contracts.checks import (
+    BrowserCheck,
+    BrowserStep,
     Check,
     CheckStatus,
     CommandCheck,
@@ -225,6 +229,45 @@ async def test_a_server_that_does_not_answer_as_wanted_fails_with_what_it_said(s
     assert "7 of 7 checks failed" in feedback
     assert "no database" in feedback
     assert not living("http.server\0008123") + living("sleep\0008123.5")
+
+
+# A page that shows what was typed, and counts in its title.
+PAGE = """<h1>Lunch</h1><input name="place"><ul></ul><button onclick="
+  const item = document.createElement('li'); item.textContent = document.querySelector('input').value;
+  document.querySelector('ul').append(item)">Propose</button>"""
+BROWSE = "http://127.0.0.1:8123/page.html"
+HAS_BROWSER = importlib.util.find_spec("playwright") is not None and shutil.which("chromium") is not None
+
+
+def proposes(place: str, expected: str) -> BrowserCheck:
+    steps = [
+        BrowserStep(expect="h1", text="^Lunch$"),
+        BrowserStep(fill="input[name=place]", text=place),
+        BrowserStep(click="text=Propose"),
+        BrowserStep(expect="li", text=expected),
+    ]
+    return BrowserCheck(start=SERVE, url=BROWSE, steps=steps)
+
+
+@pytest.mark.skipif(not HAS_BROWSER, reason="needs perdure[browser] and chromium")
+async def test_steps_in_a_browser_go_as_they_should_or_say_which_did_not(site: Site) -> None:
+    await site.write("page.html", PAGE)
+    verification, _ = await site.verify("Done.", [proposes("Noodle bar", "Noodle bar")])
+    assert verification.status is Verdict.PASSED, verification
+    assert verification.checks[0].reason == "4 steps went as expected"
+    verification, feedback = await site.verify("Done.", [proposes("Noodle bar", "Grill")])
+    assert verification.status is Verdict.FAILED
+    assert "step 4 (expect li, text Grill) failed" in feedback
+    assert "Noodle bar" in feedback, "what the page read"
+    assert not living("http.server\0008123")
+
+
+@pytest.mark.skipif(HAS_BROWSER, reason="only where no browser is")
+async def test_without_a_browser_its_check_fails_and_says_how_to_get_one(site: Site) -> None:
+    await site.write("page.html", PAGE)
+    verification, feedback = await site.verify("Done.", [proposes("Noodle bar", "Noodle bar")])
+    assert verification.status is Verdict.FAILED
+    assert "pip install 'perdure[browser]', apt-get install chromium" in feedback
 
 
 async def test_checks_that_do_not_apply_never_make_a_run_pass(bus: Bus, tmp_path: Path) -> None:

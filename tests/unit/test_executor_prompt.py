@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from libs.contracts import events as e
-from libs.contracts.checks import CommandCheck, DiffCheck, FileCheck, HttpCheck, TestsCheck
+from libs.contracts.checks import (
+    BrowserCheck,
+    BrowserStep,
+    CommandCheck,
+    DiffCheck,
+    FileCheck,
+    HttpCheck,
+    TestsCheck,
+)
 from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.values import ProjectInstructions
@@ -60,6 +68,7 @@ def test_the_checks_of_the_task_are_told_each_in_a_line_and_not_without_end() ->
         FileCheck(path="a.txt", contains="x{2}"),
         FileCheck(path="b.txt", exists=False),
         DiffCheck(must_touch=["src/*"], must_not_touch=["tests/*"]),
+        BrowserCheck(url="http://127.0.0.1:80/", steps=[BrowserStep(click="a"), BrowserStep(expect="h1")]),
         HttpCheck(start=["./serve"], url="http://127.0.0.1:80/a", expect_body="hello"),
         CommandCheck(argv=["echo", "long\n" * 1000]),
     ]
@@ -70,6 +79,7 @@ def test_the_checks_of_the_task_are_told_each_in_a_line_and_not_without_end() ->
         "the file a.txt with text that matches x{2}",
         "no file b.txt",
         "the change touches src/* and leaves tests/* alone",
+        "in a browser at http://127.0.0.1:80/: click a, expect h1",
         "GET http://127.0.0.1:80/a of the server ./serve answers 200 with a body that matches hello",
     ):
         assert f"  - {line}\n" in told

@@ -77,6 +77,18 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"acceptance": [{"kind": "review"}]}, "acceptance.0"),
     ({"acceptance": [{"kind": "http", "url": "http://localhost:80/"}]}, "acceptance.0.start"),
     *(
+        ({"acceptance": [{"kind": "browser", "url": "http://localhost:80/", "steps": steps}]}, field)
+        for steps, field in (
+            ([], "acceptance.0.steps"),
+            ([{"click": "a"}], "acceptance.0"),
+            ([{"click": "a", "expect": "b"}], "acceptance.0.steps.0"),
+            ([{"fill": "a"}, {"expect": "b"}], "acceptance.0.steps.0"),
+            ([{"click": "a", "text": "x"}, {"expect": "b"}], "acceptance.0.steps.0"),
+            ([{"expect": "a", "text": "("}], "acceptance.0.steps.0"),
+            ([{"goto": "a"}, {"expect": "b"}], "acceptance.0.steps.0.goto"),
+        )
+    ),
+    *(
         ({"acceptance": [{"kind": "http", "start": ["a"], "url": url}]}, "acceptance.0.url")
         for url in (
             "http://example.org:80/",
@@ -109,9 +121,9 @@ def test_a_bad_field_is_named(fields: dict[str, object], named: str) -> None:
 
 
 def test_an_unsupported_kind_of_check_says_which_are_supported() -> None:
-    found = problems(body(acceptance=[{"kind": "browser", "url": "x"}]))
+    found = problems(body(acceptance=[{"kind": "json_schema", "path": "x"}]))
     assert found == {
-        "acceptance.0": "this kind is not supported; supported: command, tests, file, diff, http"
+        "acceptance.0": "this kind is not supported; supported: command, tests, file, diff, http, browser"
     }
 
 

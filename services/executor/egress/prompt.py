@@ -7,7 +7,17 @@ model was asked, so that it stays in the provider's cache for the whole run. No 
 from collections.abc import Collection
 from typing import assert_never
 
-from libs.contracts.checks import Check, CommandCheck, DiffCheck, FileCheck, HttpCheck, TestsCheck
+from msgspec.structs import asdict
+
+from libs.contracts.checks import (
+    BrowserCheck,
+    Check,
+    CommandCheck,
+    DiffCheck,
+    FileCheck,
+    HttpCheck,
+    TestsCheck,
+)
 from libs.contracts.tasks import TaskSpec
 from libs.contracts.values import ProjectInstructions
 from services.executor.ingress.text import clipped, one_line
@@ -150,6 +160,12 @@ def shown(check: Check) -> str:
         case HttpCheck(start=start, url=url, expect_status=status, expect_body=body):
             line = f"GET {url} of the server {' '.join(start)} answers {status}"
             line += f" with a body that matches {body}" if body else ""
+        case BrowserCheck(url=url, steps=steps):
+            named = [
+                next((f"{verb} {what}" for verb, what in asdict(step).items() if what is not None), "")
+                for step in steps
+            ]
+            line = f"in a browser at {url}: {', '.join(named)}"
         case _:
             assert_never(check)
     return one_line(line, _CHECK_CHARS_MAX)

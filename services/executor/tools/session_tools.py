@@ -55,7 +55,7 @@ FEATURES = ToolSpec(
     name=WRITE_FEATURES,
     description=(
         "Write the project's list of features, all of them in one call. Each has an id, a title, what proves it "
-        "(`acceptance`: checks of kind command, http, file, diff or tests), what it depends on (ids) and a priority (lower is "
+        "(`acceptance`: checks of kind command, http, browser, file, diff or tests), what it depends on (ids) and a priority (lower is "
         "sooner). Once the list is accepted features can only be added."
     ),
     parameters={
