@@ -18,7 +18,7 @@ from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, parse_rfc3339, rfc3339
 from libs.contracts.deleting import deleted
 from libs.contracts.envelope import decode_events
-from libs.contracts.errors import LogError, NotFound, Unavailable, UnreadableRecord
+from libs.contracts.errors import NotFound, PerdureError, Unavailable, UnreadableRecord
 from libs.contracts.events import LogEvent, RunDeleted
 from libs.contracts.ids import is_id
 from libs.contracts.project import TERMINAL as PROJECT_TERMINAL
@@ -62,7 +62,7 @@ class Retention:
             try:
                 if await self._pass(leadership):
                     pause_s = self._keeping.first_s
-            except Unavailable as error:
+            except (Unavailable, UnreadableRecord) as error:
                 _log.warning("retention.cut_short", message=error.message)
 
     async def _pass(self, leadership: Leadership) -> bool:
@@ -73,7 +73,10 @@ class Retention:
                 return False
             try:
                 await self._retire(run)
-            except (LogError, OSError) as error:
+            except Unavailable:
+                raise
+            except (PerdureError, OSError) as error:
+                # One run that cannot be read, or written to its file, keeps no other.
                 _log.warning("run.kept", run_id=run.log_id, reason=str(error))
         return len(old) >= RUNS_PER_PASS
 
@@ -92,7 +95,7 @@ class Retention:
         return found
 
     async def _retire(self, run: LogKey) -> None:
-        """Export and delete a run, unless somebody needs it. Raises `Unavailable`, `LogError`, `OSError`."""
+        """Export and delete a run, unless somebody needs it. Raises `PerdureError`, `OSError`."""
         found = await self._runs.find(*run)
         if found is None or found.state.deleted or await self._is_needed(found.state):
             return

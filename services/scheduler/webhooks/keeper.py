@@ -12,7 +12,7 @@ import msgspec
 from libs.bus.ports import Bus
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
-from libs.contracts.errors import Unavailable
+from libs.contracts.errors import PerdureError
 from libs.contracts.ids import SHARDS
 from libs.contracts.streams import hook_consumer, matching_consumer
 from libs.contracts.subjects import HOOKS, webhook_of
@@ -85,16 +85,17 @@ class Webhooks:
         for everything, matching in ((False, self._life), (True, self._all)):
             for shard in range(SHARDS):
                 spec = matching_consumer(self._bus.subjects, shard, everything=everything)
-                running = self._serving.get(spec.name)
+                name = f"{spec.stream}.{spec.name}"
+                running = self._serving.get(name)
                 wanted = bool(self._of(everything=everything))
                 if wanted and running is None:
-                    self._serving[spec.name] = group.create_task(
+                    self._serving[name] = group.create_task(
                         self._bus.queue.consume(
                             spec, matching.handle, concurrency=1, ready=leadership.acquired
                         )
                     )
                 elif not wanted and running is not None:
-                    self._serving.pop(spec.name).cancel()
+                    self._serving.pop(name).cancel()
 
     async def _forget(self, webhook_id: str) -> None:
         if self._known.pop(webhook_id, None) is None:
@@ -102,6 +103,6 @@ class Webhooks:
         self._serving.pop(webhook_id).cancel()
         try:
             await self._bus.queue.remove_consumer(hook_consumer(self._bus.subjects, webhook_id))
-        except Unavailable as error:
+        except PerdureError as error:
             # What is left of it goes with its time.
             _log.info("webhook.left", webhook_id=webhook_id, message=error.message)
