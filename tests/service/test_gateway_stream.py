@@ -14,8 +14,8 @@ from libs.bus.ports import Bus
 from libs.bus.runs import Runs
 from libs.chassis.clock import SystemClock
 from libs.contracts import events as e
+from tests.fakes.waiting import PATIENCE_S
 from tests.service.gateway_served import (
-    DEADLINE_S,
     Frame,
     Owner,
     Served,
@@ -31,7 +31,7 @@ CLIENTS = 200
 
 async def read(client: httpx.AsyncClient, run_id: str, query: str = "", **headers: str) -> list[Frame]:
     """A whole stream, to its end."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         response = await client.get(f"/api/runs/{run_id}/stream{query}", headers=headers)
     assert response.status_code == 200, response.text
     return frames(response.text)
@@ -45,13 +45,13 @@ class Live:
         self.text = ""
 
     async def until(self, event: str, count: int = 1) -> list[Frame]:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while sum(frame.event == event for frame in self.frames()) < count:
                 self.text += await anext(self._chunks)
         return self.frames()
 
     async def rest(self) -> list[Frame]:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             async for chunk in self._chunks:
                 self.text += chunk
         return self.frames()
@@ -140,7 +140,7 @@ async def test_two_hundred_clients_on_one_run_all_get_the_identical_list(
             await owner.delta(turn + 1, "abc")
         await owner.complete()
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         early = [group.create_task(read(client, owner.run_id, "?deltas=false")) for _ in range(CLIENTS // 2)]
         writing = group.create_task(write())
         late = [group.create_task(read(client, owner.run_id, "?deltas=false")) for _ in range(CLIENTS // 2)]
@@ -163,7 +163,7 @@ async def test_deltas_come_live_without_an_id_and_only_to_those_who_want_them(
         live, plain = Live(with_deltas), Live(without)
         await live.until("run.claimed")
         await plain.until("run.claimed")
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             # The subscription is there once a delta gets through; deltas before that are lost, as they may be.
             while not any(frame.event == "model.delta" for frame in live.frames()):
                 await owner.delta(1, "Loo")
@@ -263,7 +263,7 @@ async def test_a_slow_client_loses_deltas_but_no_event_and_holds_up_nobody(
     owner = await Owner.of(bus, await created(client))
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
     writer.write(f"GET /api/runs/{owner.run_id}/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         await reader.readuntil(b"run.claimed")
 
     async def write() -> None:
@@ -274,13 +274,13 @@ async def test_a_slow_client_loses_deltas_but_no_event_and_holds_up_nobody(
             await owner.turn(turn, content="x" * 14_000)
         await owner.complete()
 
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         quick = group.create_task(read(client, owner.run_id, "?deltas=false"))
         group.create_task(write())
     last = owner.folded.state.sequence
     assert sequences(quick.result()) == list(range(1, last + 1))
     body = bytearray()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while b"event: run.completed" not in body:
             body += await reader.read(2**16)
     ids = [int(line[4:]) for line in bytes(body).split(b"\n") if line.startswith(b"id: ")]
