@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, InstanceOf
 from libs.chassis.settings import DeploymentLimits, ServiceSettings, WebhookAllow
 from libs.contracts.tasks import Limits
 from libs.policy.outbound import Outbound
-from services.scheduler.sources.configuration import SourceSpec, read_sources
+from services.scheduler.sources.configuration import DirectorySource, GitHubSource, read_sources
 
 
 def _sources(value: object) -> object:
@@ -31,7 +31,7 @@ class SchedulerSettings(ServiceSettings):
     # A folder, `none`, or nothing: `<data>/exports`.
     retention_export: Annotated[str, Field(alias="PERDURE_RETENTION_EXPORT")] = ""
     sources: Annotated[
-        tuple[tuple[str, InstanceOf[SourceSpec]], ...],
+        tuple[tuple[str, InstanceOf[DirectorySource] | InstanceOf[GitHubSource]], ...],
         BeforeValidator(_sources),
         Field(alias="PERDURE_SOURCES"),
     ] = ()

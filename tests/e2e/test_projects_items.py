@@ -28,6 +28,9 @@ from tests.fakes.waiting import eventually
 COUNT = int(os.environ.get("ITEMS", "40"))
 FAILING = range(10, COUNT, 100 if COUNT >= 1_000 else 20)
 NAMES = [f"paper-{number:04}" for number in range(COUNT)]
+# How many have to be done within one's patience, and how often one looks: a card of thousands of items is read each time.
+STEP = max(1, COUNT // 100)
+LOOK_S = 0.05 if COUNT < 1_000 else 1.0
 REFUSED: dict[str, object] = {"status": 400, "body": {"error": {"message": "not today"}}}
 
 SCRIPT: dict[str, list[dict[str, object]]] = {
@@ -59,11 +62,11 @@ async def test_each_item_is_done_once_although_everything_is_killed_in_the_middl
                 return None
             return card if fact(card) else None
 
-        return await eventually(look, what)
+        return await eventually(look, what, every_s=LOOK_S)
 
     async def until_done(count: int) -> None:
         # Each part has the whole of one's patience.
-        for some in (*range(COUNT // 20, count, max(1, COUNT // 20)), count):
+        for some in (*range(STEP, count, STEP), count):
             await once(partial(has_done, some), f"{some} items are done")
 
     await until_done(COUNT // 3)

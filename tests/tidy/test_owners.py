@@ -51,7 +51,7 @@ TIME_AND_CHANCE_OWNERS = (
 VENDORS = {
     "asyncpg": ("libs.projection",),
     "cronsim": ("libs.contracts.cron",),
-    "httpcore": ("services.scheduler.webhooks.outbound",),
+    "httpcore": ("services.scheduler.sources.fetch", "services.scheduler.webhooks.outbound"),
     "httpx2": ("services.executor.endpoint.model", "services.toolhost.mcp"),
     "mcp": ("services.toolhost.mcp",),
     "mcp_types": ("services.toolhost.mcp",),

@@ -1,6 +1,7 @@
 """The sources of a deployment, as its operator says them in `PERDURE_SOURCES`: JSON, or the path of a file that holds it.
 
-    {"inbox": {"kind": "directory", "path": "/srv/tasks"}}
+    {"inbox": {"kind": "directory", "path": "/srv/tasks"},
+     "issues": {"kind": "github", "repository": "acme/shop", "token_file": "/run/secrets/github"}}
 
 Invariant: what is written wrongly keeps the scheduler from starting, and is named. A secret stands in a file of its own.
 """
@@ -38,8 +39,25 @@ class DirectorySource(BaseModel):
     every_s: Every = 2.0
 
 
-SourceSpec = DirectorySource
-_Sources = TypeAdapter(Annotated[dict[Token, SourceSpec], Field(max_length=SOURCES_MAX)])
+class GitHubSource(BaseModel):
+    """The issues of a repository (`owner/name`) that have the label. `token_file` holds a token that may read them;
+    `workspace`: where all of their runs work (`None`: each in its own)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    kind: Literal["github"]
+    repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", max_length=200)]
+    label: Annotated[str, Field(min_length=1, max_length=100)] = "perdure"
+    token_file: Annotated[str, Field(min_length=1)] | None = None
+    url: Annotated[str, Field(pattern=r"^https?://")] = "https://api.github.com"
+    workspace: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    tenant: Token = "local"
+    every_s: Every = 30.0
+
+
+SourceSpec = DirectorySource | GitHubSource
+_Spec = Annotated[SourceSpec, Field(discriminator="kind")]
+_Sources = TypeAdapter(Annotated[dict[Token, _Spec], Field(max_length=SOURCES_MAX)])
 
 
 def parse_sources(text: str) -> dict[str, SourceSpec]:

@@ -19,8 +19,9 @@ from libs.contracts.ids import SHARDS, derived_run_id
 from libs.contracts.run import TERMINAL, RunState, RunStatus
 from services.scheduler.endings import Endings
 from services.scheduler.leadership import Leadership
-from services.scheduler.sources.configuration import SourceSpec
+from services.scheduler.sources.configuration import DirectorySource, GitHubSource, SourceSpec
 from services.scheduler.sources.directory import Directory
+from services.scheduler.sources.github import GitHub
 from services.scheduler.sources.wish import Outcome, Source, Wish
 
 # A source that is away is asked ever more rarely, up to this.
@@ -121,10 +122,15 @@ class Intake:
 
 def sources_of(specs: Sequence[tuple[str, SourceSpec]], clock: Clock) -> list[Source]:
     """The sources that a deployment has."""
-    return [
-        Directory(name, Path(spec.path), clock, tenant=spec.tenant, every_s=spec.every_s)
-        for name, spec in specs
-    ]
+    return [_source_of(name, spec, clock) for name, spec in specs]
+
+
+def _source_of(name: str, spec: SourceSpec, clock: Clock) -> Source:
+    match spec:
+        case DirectorySource():
+            return Directory(name, Path(spec.path), clock, tenant=spec.tenant, every_s=spec.every_s)
+        case GitHubSource():
+            return GitHub(name, spec)
 
 
 def _request(source: Source, task: TaskCreate, run_id: str) -> CreateRequest:
