@@ -18,6 +18,8 @@ from tests.e2e.stage import Stage, stage
 from tests.e2e.test_projects import SCRIPT, feature
 from tests.fakes.waiting import PATIENCE_S, eventually
 
+# The rest of the project takes some ten seconds, and a death that is noticed.
+_END_S = 180.0
 NAMES = ["one", "two", "three"]
 # Between a commit and its snapshot is the worst moment; the other one is for `make soak`.
 STAGES = ["close", *(["agent"] if os.environ.get("SOAK_PROJECTS") else [])]
@@ -71,7 +73,11 @@ async def test_every_feature_has_its_one_commit_whenever_the_machine_is_lost(
         is_here = (tmp_path / "here" / seen.workspace).exists()
         there = tmp_path / ("there" if is_here else "here")
         await lose(on, made.project_id, stage_of_session, "toolhost" if is_here else "toolhost-2")
-        seen = await eventually(card, "its end", fits=lambda seen: seen.status in ("COMPLETED", "BLOCKED"))
+        async with asyncio.timeout(_END_S):
+            async for event in on.client.stream(made.project_id):
+                if event.type in ("project.completed", "project.blocked"):
+                    break
+        seen = await card()
         assert seen.status == "COMPLETED", seen
         commits = await asyncio.to_thread(history, there / seen.workspace)
         assert [commit.feature for commit in commits if commit.feature] == NAMES

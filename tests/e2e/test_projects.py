@@ -84,14 +84,18 @@ async def card(perdure: Stage, project_id: str) -> dict[str, object]:
 
 
 async def once(perdure: Stage, project_id: str, status: str) -> dict[str, object]:
-    """The card once the project is in this status."""
+    """The card once the project is in this status. Patience is for each step of the project, not for all of them."""
+    sequence: object = None
 
-    async def look() -> dict[str, object]:
-        return await card(perdure, project_id)
+    async def look() -> dict[str, object] | None:
+        seen = await card(perdure, project_id)
+        return seen if seen["status"] == status or seen["last_sequence"] != sequence else None
 
-    return await eventually(
-        look, f"{project_id} {status}", fits=lambda seen: seen["status"] == status, every_s=0.1
-    )
+    while True:
+        seen = await eventually(look, f"{project_id} {status} behind event {sequence}", every_s=0.1)
+        if seen["status"] == status:
+            return seen
+        sequence = seen["last_sequence"]
 
 
 def log_of(perdure: Stage, project_id: str) -> list[str]:
