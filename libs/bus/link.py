@@ -153,7 +153,11 @@ class Link:
                 await self._client.flush(timeout=2)
         except _GONE:
             _log.warning("bus.closed_without_flush")
-        await self._client.close()
+        try:
+            await self._client.close()
+        except _GONE:
+            # While it is cut off the client writes what is left to a transport that is closed already.
+            _log.warning("bus.closed_without_flush")
         self._fail_all("the connection is closed")
 
     @property

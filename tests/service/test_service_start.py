@@ -40,17 +40,17 @@ async def test_a_service_says_that_it_waits_for_its_bus_and_stops_when_told(tmp_
     async with (
         asyncio.timeout(_DEADLINE_S),
         service(
-            "scheduler",
+            "executor",
             NATS_URL=url,
             PERDURE_DATA=str(tmp_path),
-            PERDURE_RETENTION_DAYS="5",
+            LANGFUSE_BASE_URL="http://127.0.0.1:1",
         ) as process,
     ):
         assert process.stdout is not None
         ignored, waiting = [json.loads(await process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGTERM)
         rest, _ = await process.communicate()
-        assert (ignored["event"], ignored["variable"]) == ("setting.ignored", "PERDURE_RETENTION_DAYS")
+        assert (ignored["event"], ignored["variable"]) == ("setting.ignored", "LANGFUSE_BASE_URL")
         assert (waiting["event"], waiting["url"]) == ("bus.waiting", "nats://127.0.0.1:1")
         assert b"service.stopped" in rest
         assert process.returncode == 0
