@@ -150,10 +150,12 @@ class Lease:
             await self._clock.sleep(wait_s)
             began = self._clock.monotonic()
             try:
-                await self._renew()
-            except (PerdureError, msgspec.MsgspecError) as error:
+                # The lease outlives one renewal that nobody answers, if the next one is not kept waiting by it.
+                async with asyncio.timeout(self._ttl_s / 2):
+                    await self._renew()
+            except (PerdureError, msgspec.MsgspecError, TimeoutError) as error:
                 # Whatever it is: a lease that is not renewed lapses, and the others will say so.
-                _log.warning("bus.lease_not_renewed", extra={"fields": {"error": str(error)}})
+                _log.warning("bus.lease_not_renewed", extra={"fields": {"error": repr(error)}})
             # A renewal whose answer came late must not delay the next one: the lease would lapse in between.
             wait_s = max(0.0, interval_s - (self._clock.monotonic() - began))
 
@@ -197,10 +199,11 @@ class Lease:
         if entry is not None and _decoded(entry).dead:
             self._die()
             return
-        # From here on the lease is a new one: it has not held without a break.
-        self._unbroken_since = float("inf")
         try:
             if entry is None:
+                # From here on the lease is a new one: it has not held without a break. (An own renewal that was given up
+                # and has arrived is none: on a key that had lapsed it would have been refused.)
+                self._unbroken_since = float("inf")
                 _log.warning("bus.lease_lapsed", extra={"fields": {"boot": self._boot}})
                 self._revision = await self._bucket.create(self._key, self._value(), ttl_s=self._ttl_s)
             else:

@@ -15,12 +15,13 @@ from libs.bus.journal import Journal
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import ACK, Delivery, Message, Responder
 from libs.bus.runs import Runs
+from libs.bus.twin.network import Fate
 from libs.bus.twin.server import TwinBus
 from libs.chassis.effects import JOURNAL_PATIENCE_S, Effect, Effects, Prepared
 from libs.chassis.execution import Executions
 from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
-from libs.contracts.subjects import catalog_key
+from libs.contracts.subjects import catalog_key, replica_key
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import HostCatalog, JournalState, Semantics, ToolCall, ToolResult
 from services.executor.tools.calls import UNANSWERED_MAX, Calls
@@ -61,6 +62,21 @@ def test_an_effect_whose_result_was_lost_in_an_outage_does_not_happen_again_when
         assert found.entry.state is JournalState.STARTED
 
     told(story, at_most_s=3 * JOURNAL_PATIENCE_S)
+
+
+def test_a_renewal_that_is_not_answered_costs_no_lease_whether_it_arrives_or_not() -> None:
+    async def story(bus: TwinBus, clock: SimClock, weather: Weather) -> None:
+        leases = bus.bucket("leases")
+        registration = Registration("executor", "executor-1", 1, model_configured=False, ttl_s=3.0, info={})
+        async with register(bus, clock, registration, on_death=lambda: None) as liveness:
+            for lost in (Fate(None, None), Fate(0.001, None), Fate(9.4, None)):
+                weather.once["leases.update"] = lost
+                for _ in range(100):
+                    await clock.sleep(0.1)
+                    assert await leases.get(replica_key(liveness.boot)) is not None, lost
+                    assert liveness.confirmed(), lost
+
+    told(story, at_most_s=60.0)
 
 
 def test_a_living_host_that_does_not_answer_is_left_alone_after_a_few_questions() -> None:
