@@ -21,6 +21,7 @@ _SECRET = frozenset(
         "PERDURE_TOKEN",
         "MEILISEARCH_API_KEY",
         "LANGFUSE_SECRET_KEY",
+        "LINEAR_API_KEY",
     }
 )
 _KEYS_BY_TENANT = "RUNTIME_API_KEYS_JSON"

@@ -103,7 +103,7 @@ class Scheduler:
             leases, clock, boot=liveness.boot, group=GROUP, ttl_s=timing.lead_s, gained=self._gained
         )
         self._tasks = Tasks(bus.queue, bus.subjects, creation, runs)
-        self._intake = Intake(sources, runs, bus.log, creation, endings, clock)
+        self._intake = Intake(sources, runs, bus.log, creation, endings, clock, self.rows.wished_by)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then let go of the lead."""
@@ -181,7 +181,7 @@ async def serve(chassis: Chassis[SchedulerSettings]) -> None:
             Creation(chassis.runs, chassis.clock, shards=SHARDS, limits=settings.limits),
             tenant_runs_max=settings.tenant_runs_max,
             timing=Timing(),
-            sources=sources_of(settings.sources, chassis.clock),
+            sources=sources_of(settings.sources, chassis.clock, linear_key=settings.linear_key),
         )
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(part) for part in _beside(chassis, scheduler.leadership)]

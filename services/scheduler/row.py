@@ -28,21 +28,31 @@ from libs.contracts.tasks import Parent
 # Statuses that a ticket follows on, at once or when they are due; and those that end by themselves at some time.
 READY = frozenset({RunStatus.QUEUED, RunStatus.RETRYING})
 TIMED = frozenset({RunStatus.RETRYING, RunStatus.WAITING_FOR_INPUT})
+# Who made a run that a source wanted: this and the source's name.
+SOURCE_PREFIX = "source:"
 
 # "At once", and as far away as any time-out gets: a date must stay one.
 AT_ONCE = datetime.min.replace(tzinfo=UTC)
 TIMEOUT_S_MAX = 100 * 365 * 24 * 3600.0
 
 
+class Wished(NamedTuple):
+    """The source that wanted a run, and the key by which it knows it."""
+
+    source: str
+    key: str
+
+
 class Origin(NamedTuple):
     """What a run was created with and keeps: the run that delegated it (`None`: a person), its patience, the name of its
-    workspace, the project that it is a session's run of, and the schedule that it was made by."""
+    workspace, the project that it is a session's run of, the schedule that it was made by, and the wish of a source."""
 
     parent: str | None
     input_timeout_s: float | None
     workspace: str = ""
     project: str | None = None
     schedule: str | None = None
+    wish: Wished | None = None
 
 
 class Deadline(NamedTuple):
@@ -219,7 +229,14 @@ def _origin(run_id: str, made: RunCreated | RunState) -> Origin:
         workspace=made.workspace,
         project=session_of(run_id, made.task.session),
         schedule=made.task.schedule,
+        wish=_wish_of(made),
     )
+
+
+def _wish_of(made: RunCreated | RunState) -> Wished | None:
+    """A copy of a wished run (a fork, a retry) is nobody's wish: it has another source."""
+    source = made.source.removeprefix(SOURCE_PREFIX)
+    return None if made.task.wish is None or source == made.source else Wished(source, made.task.wish)
 
 
 def _moved(before: Row, after: Row, at: float) -> Row:

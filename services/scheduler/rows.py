@@ -43,6 +43,7 @@ class Rows:
         self._active: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._owned: dict[str, set[str]] = {}
         self._children: dict[str, set[str]] = {}
+        self._wished: dict[str, set[str]] = {}
         self._retrying: set[str] = set()
         self._outstanding: set[str] = set()
 
@@ -169,6 +170,13 @@ class Rows:
         """The runs that this one delegated and that have not ended."""
         return [self._rows[child] for child in sorted(self._children.get(run_id, ()))]
 
+    def wished_by(self, source: str) -> list[str]:
+        """The keys by which this source knows runs that go on, as far as they have been read, and that nobody has asked
+        to end."""
+        rows = (self._rows[run_id] for run_id in self._wished.get(source, ()))
+        wishes = (row.origin.wish for row in rows if row.origin is not None and not row.cancelling)
+        return sorted(wish.key for wish in wishes if wish is not None)
+
     # --- Indexes ---
 
     def _enter(self, row: Row, place: _Place) -> None:
@@ -183,6 +191,8 @@ class Rows:
             self._retrying.add(run_id)
         if row.parent is not None:
             self._children.setdefault(row.parent.log_id, set()).add(run_id)
+        if row.origin is not None and row.origin.wish is not None:
+            self._wished.setdefault(row.origin.wish.source, set()).add(run_id)
         if place.lane is not None:
             lanes = self._lanes[place.nested].setdefault(tenant, {})
             lanes[place.lane] = _joined(lanes.get(place.lane, {}), Waiting(run_id, row.since))
@@ -200,6 +210,8 @@ class Rows:
         self._retrying.discard(run_id)
         if row.parent is not None:
             _discard(self._children, row.parent.log_id, run_id)
+        if row.origin is not None and row.origin.wish is not None:
+            _discard(self._wished, row.origin.wish.source, run_id)
         if place.lane is not None:
             lanes = self._lanes[place.nested][tenant]
             del lanes[place.lane][run_id]

@@ -3,12 +3,17 @@
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import BeforeValidator, Field, InstanceOf
+from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, model_validator
 
 from libs.chassis.settings import DeploymentLimits, ServiceSettings, WebhookAllow
 from libs.contracts.tasks import Limits
 from libs.policy.outbound import Outbound
-from services.scheduler.sources.configuration import DirectorySource, GitHubSource, read_sources
+from services.scheduler.sources.configuration import (
+    DirectorySource,
+    GitHubSource,
+    LinearSource,
+    read_sources,
+)
 
 
 def _sources(value: object) -> object:
@@ -31,10 +36,26 @@ class SchedulerSettings(ServiceSettings):
     # A folder, `none`, or nothing: `<data>/exports`.
     retention_export: Annotated[str, Field(alias="PERDURE_RETENTION_EXPORT")] = ""
     sources: Annotated[
-        tuple[tuple[str, InstanceOf[DirectorySource] | InstanceOf[GitHubSource]], ...],
+        tuple[
+            tuple[str, InstanceOf[DirectorySource] | InstanceOf[GitHubSource] | InstanceOf[LinearSource]], ...
+        ],
         BeforeValidator(_sources),
         Field(alias="PERDURE_SOURCES"),
     ] = ()
+    linear_api_key: Annotated[SecretStr | None, Field(alias="LINEAR_API_KEY")] = None
+
+    @model_validator(mode="after")
+    def _linear_has_keys(self) -> "SchedulerSettings":
+        for name, source in self.sources:
+            keyed = not isinstance(source, LinearSource) or source.token_file is not None
+            if not keyed and self.linear_api_key is None:
+                raise ValueError(f"PERDURE_SOURCES {name} needs a key: set LINEAR_API_KEY, or its token_file")
+        return self
+
+    @property
+    def linear_key(self) -> str:
+        """The key of Linear's sources that name no file; empty without one."""
+        return self.linear_api_key.get_secret_value() if self.linear_api_key is not None else ""
 
     @property
     def export_folder(self) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,7 @@ class Place:
         runs = runs_of(deployment.bus)
         creation = Creation(runs, CLOCK, shards=1, limits=Limits())
         self.source = Directory("inbox", folder, CLOCK, tenant="local", every_s=0.1)
-        self.intake = Intake([self.source], runs, deployment.bus.log, creation, endings, CLOCK)
+        self.intake = Intake([self.source], runs, deployment.bus.log, creation, endings, CLOCK, lambda _: ())
 
     async def look(self) -> None:
         await self.intake.look(self.source)
@@ -166,7 +166,8 @@ class Tracker:
         self.wishes: list[Wish] = []
         self.told: list[tuple[str, Outcome]] = []
 
-    async def look(self) -> list[Wish]:
+    async def look(self, going: Collection[str], *, afresh: bool) -> list[Wish]:
+        del going, afresh
         return self.wishes
 
     async def tell(self, key: str, outcome: Outcome) -> None:

@@ -1,144 +1,131 @@
-"""Issues of a tracker as a source, over HTTP against a stand-in that answers as the tracker's documentation says."""
+"""Issues of trackers as sources, over HTTP against stand-ins that answer as the trackers' documentation says."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from deploy.dev.nats_server import NatsServer
 from libs.bus.creation import Creation
 from libs.bus.ports import Bus, LogKey
-from libs.contracts.run import RunStatus
+from libs.contracts.errors import ConfigurationError
+from libs.contracts.run import RunState
 from libs.contracts.tasks import Limits
 from services.scheduler.endings import Endings
-from services.scheduler.sources.configuration import GitHubSource, parse_sources
-from services.scheduler.sources.github import GitHub
-from services.scheduler.sources.intake import Intake
-from services.scheduler.sources.wish import SourceAway
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.sources.configuration import parse_sources
+from services.scheduler.sources.intake import Intake, sources_of
+from services.scheduler.sources.wish import Source, SourceAway
 from tests.fakes.search_servers import served
+from tests.fakes.trackers import SECRET, FakeGitHub, FakeLinear, Fields, Tracker, rate_limited
 from tests.fakes.waiting import until
 from tests.service.gateway_served import registered
-from tests.service.scheduler_peers import CLOCK, Deployment, executor, runs_of, scheduler
+from tests.service.scheduler_peers import CLOCK, Deployment, Executor, executor, runs_of, scheduler
 
-TOKEN = "a-token-of-the-tracker"
+both = pytest.mark.parametrize("made", [FakeGitHub, FakeLinear])
 
 
-class Tracker:
-    """A repository's issues: filtered, paged and tagged; only with the token."""
-
-    def __init__(self) -> None:
-        self.issues: list[dict[str, Any]] = []
-        self.asked = 0
-        self.unchanged = 0
-        self.broken: Response | None = None
-        self.app = Starlette(routes=[Route("/repos/acme/shop/issues", self._list)])
-
-    def put(self, number: int, **more: object) -> None:
-        issue = {"number": number, "title": f"Issue {number}", "body": "As it says.", "state": "open"}
-        url = {
-            "html_url": f"https://github.example/acme/shop/issues/{number}",
-            "labels": [{"name": "perdure"}],
-        }
-        self.issues = [one for one in self.issues if one["number"] != number]
-        self.issues.insert(0, {**issue, **url, **more})
-
-    async def _list(self, request: Request) -> Response:
-        self.asked += 1
-        if self.broken is not None:
-            return self.broken
-        if request.headers.get("authorization") != f"Bearer {TOKEN}":
-            return Response(status_code=401)
-        query = request.query_params
-        found = [
-            one
-            for one in self.issues
-            if one["state"] == query["state"]
-            and query["labels"] in [label["name"] for label in one["labels"]]
-        ]
-        size, page = int(query["per_page"]), int(query["page"])
-        body = json.dumps(found[size * (page - 1) : size * page]).encode()
-        tag = f'W/"{hashlib.sha256(body).hexdigest()}"'
-        if request.headers.get("if-none-match") == tag:
-            self.unchanged += 1
-            return Response(status_code=304, headers={"ETag": tag})
-        return Response(body, media_type="application/json", headers={"ETag": tag})
+def source_of(tracker: Tracker, url: str, folder: Path) -> Source:
+    """The source of a tracker, as its operator configures it."""
+    spec, key = {**tracker.spec(url), "workspace": "shop"}, SECRET
+    if spec["kind"] == "github":
+        file, key = folder / "token", ""
+        file.write_text(f"{SECRET}\n")
+        spec["token_file"] = str(file)
+    (source,) = sources_of(list(parse_sources(json.dumps({"issues": spec})).items()), CLOCK, linear_key=key)
+    return source
 
 
 class Place:
-    """A tracker, the source of it, and an intake that looks when a test wants it to."""
+    """A tracker whose issues become runs when a test wants it to, a scheduler, and an executor that claims them."""
 
-    def __init__(self, deployment: Deployment, tracker: Tracker, source: GitHub, intake: Intake) -> None:
-        self.deployment, self.tracker, self.source, self.intake = deployment, tracker, source, intake
+    def __init__(self, deployment: Deployment, tracker: Tracker, intake: Intake, source: Source) -> None:
+        self.deployment, self.tracker, self.intake, self.source = deployment, tracker, intake, source
+        self.peer: Executor
+        self.going: Callable[[], list[str]]
 
     async def look(self) -> None:
         await self.intake.look(self.source)
 
+    async def claimed(self, count: int) -> dict[int, RunState]:
+        """The runs by the numbers of their issues, once so many are claimed and the scheduler knows of them."""
+        await until(lambda: len(self.peer.held) == count == len(self.going()), f"{count} issues are claimed")
+        states = (folded.state for folded in self.peer.held.values())
+        return {self.tracker.number_of(state.task.metadata["issue"]): state for state in states}
 
-@pytest.fixture
-async def place(nats_node: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterator[Place]:
-    token, tracker, deployment = tmp_path / "token", Tracker(), Deployment(nats_node, bus)
-    token.write_text(f"{TOKEN}\n")
-    async with served(tracker.app) as url, registered(bus, "scheduler", "scheduler-1") as liveness:
-        spec = {"kind": "github", "repository": "acme/shop", "token_file": str(token), "url": url}
-        known = parse_sources(json.dumps({"issues": {**spec, "workspace": "shop"}}))["issues"]
-        assert isinstance(known, GitHubSource)
-        source = GitHub("issues", known)
-        runs = runs_of(bus)
+    async def ended_by(self, run: RunState) -> str | None:
+        return (await self.deployment.state(LogKey("local", run.run_id))).cancel_requested_by
+
+
+@asynccontextmanager
+async def place_with(
+    tracker: Tracker, nats_node: NatsServer, bus: Bus, folder: Path
+) -> AsyncGenerator[Place]:
+    deployment = Deployment(nats_node, bus)
+    async with (
+        served(tracker.app) as url,
+        registered(bus, "scheduler", "scheduler-1") as liveness,
+        scheduler(deployment) as process,
+        executor(deployment) as peer,
+    ):
+        runs, rows = runs_of(bus), process.scheduler.rows
+        source = source_of(tracker, url, folder)
         creation = Creation(runs, CLOCK, shards=1, limits=Limits())
         endings = Endings(runs, liveness)
-        yield Place(deployment, tracker, source, Intake([source], runs, bus.log, creation, endings, CLOCK))
+        intake = Intake([source], runs, bus.log, creation, endings, CLOCK, rows.wished_by)
+        place = Place(deployment, tracker, intake, source)
+        place.peer, place.going = peer, lambda: rows.wished_by("issues")
+        yield place
 
 
-async def test_a_labelled_issue_is_one_run_and_a_closed_one_ends_it(place: Place) -> None:
-    tracker = place.tracker
-    tracker.put(1, title="Mend the basket", body="It loses goods.")
-    tracker.put(2)
-    tracker.put(3, labels=[])
-    tracker.put(4, pull_request={"url": "x"})
-    tracker.put(5, state="closed")
-    async with scheduler(place.deployment), executor(place.deployment) as peer:
+@both
+async def test_a_labelled_issue_is_one_run_that_ends_with_it_or_with_its_label(
+    made: Callable[[], Tracker], nats_node: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    tracker = made()
+    async with place_with(tracker, nats_node, bus, tmp_path) as place:
+        tracker.put(1, title="Mend the basket", text="It loses goods.")
+        for number in range(2, 7):
+            tracker.put(number)
+        tracker.unlabel(5)
+        tracker.end(6)
         for _ in range(3):
             await place.look()
-        await until(lambda: len(peer.held) == 2, "two issues are claimed")
-        states = {folded.state.task.metadata["issue"]: folded.state for folded in peer.held.values()}
-        assert states["1"].task.goal == "Mend the basket\n\nIt loses goods."
-        assert states["1"].workspace == "shop"
-        assert len({ticket.run_id for ticket in peer.tickets}) == 2
-        tracker.put(1, title="Mend the basket", state="closed")
+        runs = await place.claimed(4)
+        assert sorted(runs) == [1, 2, 3, 4]
+        assert runs[1].task.goal == "Mend the basket\n\nIt loses goods."
+        assert (runs[1].workspace, runs[1].task.metadata["url"][:8]) == ("shop", "https://")
+        assert len({ticket.run_id for ticket in place.peer.tickets}) == 4
+        tracker.end(1)
+        tracker.unlabel(2)
+        tracker.put(3, text="It says more now.")
         await place.look()
-        closed = await place.deployment.state(LogKey("local", states["1"].run_id))
-        assert closed.cancel_requested_by == "source:issues"
-        other = await place.deployment.state(LogKey("local", states["2"].run_id))
-        assert (other.status, other.cancel_requested_by) == (RunStatus.RUNNING, None)
+        ended = [await place.ended_by(runs[number]) for number in range(1, 5)]
+        assert ended == ["source:issues", "source:issues", None, None]
 
 
-async def test_what_has_not_changed_is_not_sent_again(place: Place) -> None:
-    for number in range(1, 131):
-        place.tracker.put(number)
-    wanted = await place.source.look()
-    assert (place.tracker.asked, len(wanted)) == (3, 130), "two pages of open issues, one of closed ones"
-    assert await place.source.look() == wanted
-    assert (place.tracker.asked, place.tracker.unchanged) == (6, 3)
-
-
-async def test_a_tracker_that_fails_changes_nothing(place: Place) -> None:
-    tracker = place.tracker
-    tracker.put(1)
-    async with scheduler(place.deployment), executor(place.deployment) as peer:
+@both
+async def test_a_tracker_that_fails_changes_nothing(
+    made: Callable[[], Tracker], nats_node: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    tracker = made()
+    async with place_with(tracker, nats_node, bus, tmp_path) as place:
+        tracker.put(1)
         await place.look()
-        await until(lambda: len(peer.held) == 1, "it is claimed")
+        runs = await place.claimed(1)
+        now = int(CLOCK.now().timestamp())
+        waits: list[int | None] = []
         for broken in (
             Response(status_code=500),
-            Response(status_code=403, headers={"X-RateLimit-Reset": "1800000000"}),
+            Response(status_code=403, headers={"X-RateLimit-Reset": str(now + 600)}),
+            Response(status_code=429, headers={"Retry-After": "7"}),
+            rate_limited((now + 600) * 1000),
+            Response('{"data": null, "errors": [{"message": "no"}]}', media_type="application/json"),
             Response("[{", media_type="application/json"),
             Response('{"message": "moved"}', media_type="application/json"),
             Response(status_code=302, headers={"Location": "http://127.0.0.1:1/"}),
@@ -146,19 +133,89 @@ async def test_a_tracker_that_fails_changes_nothing(place: Place) -> None:
             tracker.broken = broken
             with pytest.raises(SourceAway) as away:
                 await place.look()
-            assert TOKEN not in away.value.message
+            assert SECRET not in away.value.message
+            waits.append(away.value.retry_after_s)
+        assert waits[2] == 7
+        assert all(590 <= (wait or 0) <= 602 for wait in (waits[1], waits[3])), "as long as the limit lasts"
+        assert waits[0] is waits[-1] is None
         tracker.broken = None
         await place.look()
-        (run_id,) = peer.held
-        state = await place.deployment.state(LogKey("local", run_id))
-        assert (state.status, state.cancel_requested_by) == (RunStatus.RUNNING, None)
+        assert await place.ended_by(runs[1]) is None
 
 
-async def test_an_issue_that_cannot_be_read_is_in_nobodys_way(place: Place) -> None:
-    place.tracker.put(1, title=7)
-    place.tracker.put(2, title=" ", body=None)
-    place.tracker.put(3)
-    async with scheduler(place.deployment), executor(place.deployment) as peer:
+@both
+async def test_an_issue_that_cannot_be_read_is_in_nobodys_way(
+    made: Callable[[], Tracker], nats_node: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    tracker = made()
+    async with place_with(tracker, nats_node, bus, tmp_path) as place:
+        tracker.put(1, title=7)  # pyright: ignore[reportArgumentType] that is what is wrong with it
+        tracker.put(2, title=" ", text="")
+        tracker.put(3)
         await place.look()
-        await until(lambda: len(peer.held) == 1, "the third is claimed")
-        assert next(iter(peer.held.values())).state.task.metadata["issue"] == "3"
+        assert list(await place.claimed(1)) == [3]
+        tracker.put(3, wrong={"state": None})
+        await place.look()
+        assert await place.ended_by((await place.claimed(1))[3]) is None
+
+
+async def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
+    github, linear = FakeGitHub(), FakeLinear()
+    for number in range(1, 131):
+        github.put(number)
+        linear.put(number)
+    async with served(github.app) as github_url, served(linear.app) as linear_url:
+        source = source_of(github, github_url, tmp_path)
+        wanted = await source.look((), afresh=False)
+        assert (github.asked, len(wanted)) == (2, 130), "two pages"
+        assert await source.look((), afresh=False) == wanted
+        assert (github.asked, github.unchanged) == (4, 2)
+
+        source = source_of(linear, linear_url, tmp_path)
+        wanted = await source.look((), afresh=False)
+        assert (linear.asked, linear.sent, len({wish.key for wish in wanted})) == (2, 130, 130)
+        linear.put(7, title="Another title")
+        changed = await source.look((), afresh=False)
+        assert linear.sent <= 133, "what changed, and what changed just before"
+        assert "Another title" in [wish.task.goal.splitlines()[0] for wish in changed if wish.task]
+        assert len(await source.look((), afresh=True)) == 130, "what was not seen to is looked at again"
+        standing = await source.look([wish.key for wish in wanted], afresh=False)
+        assert not any(wish.over for wish in standing)
+
+
+WAYS: tuple[Fields, ...] = (
+    {},
+    {"state": {"type": "triage"}},
+    {"state": {"type": "canceled"}},
+    {"state": {"type": "duplicate"}},
+    {"archivedAt": "2026-01-01T00:00:00.000Z"},
+    {"trashed": True},
+    {"labels": []},
+    {"team": "OPS"},
+)
+
+
+async def test_linear_tells_every_way_in_which_an_issue_is_over(tmp_path: Path) -> None:
+    tracker = FakeLinear()
+    for number, said in enumerate(WAYS):
+        tracker.put(number, wrong=said)
+    keys = [issue["id"] for issue in tracker.issues.values()]
+    unknown = "00000000-0000-4000-8000-999999999999"
+    async with served(tracker.app) as url:
+        source = source_of(tracker, url, tmp_path)
+        found = {wish.key: wish for wish in await source.look([*keys, unknown, "acme/shop#1"], afresh=True)}
+    over = [number for number, key in enumerate(keys) if key in found and found[key].over]
+    assert over == [2, 3, 4, 5, 6]
+    assert found[keys[0]].task is not None
+    assert not found[unknown].over, "what is not there says nothing"
+    assert "acme/shop#1" not in found
+
+
+def test_a_key_of_linear_comes_from_the_environment_and_a_missing_one_is_named() -> None:
+    spec = json.dumps({"issues": {"kind": "linear"}})
+    with pytest.raises(ConfigurationError, match="issues needs a key: set LINEAR_API_KEY"):
+        SchedulerSettings.load("scheduler", {"PERDURE_SOURCES": spec})
+    settings = SchedulerSettings.load("scheduler", {"PERDURE_SOURCES": spec, "LINEAR_API_KEY": SECRET})
+    assert settings.linear_key == SECRET
+    assert SECRET not in repr(settings)
+    assert SECRET.encode() in settings.secrets, "so that no log has it"

@@ -3,7 +3,8 @@
     {"inbox": {"kind": "directory", "path": "/srv/tasks"},
      "issues": {"kind": "github", "repository": "acme/shop", "token_file": "/run/secrets/github"}}
 
-Invariant: what is written wrongly keeps the scheduler from starting, and is named. A secret stands in a file of its own.
+Invariant: what is written wrongly keeps the scheduler from starting, and is named. A secret stands in a file of its own, or
+in the environment.
 """
 
 from pathlib import Path
@@ -55,7 +56,24 @@ class GitHubSource(BaseModel):
     every_s: Every = 30.0
 
 
-SourceSpec = DirectorySource | GitHubSource
+class LinearSource(BaseModel):
+    """The issues of Linear that have the label, of the whole workspace or of one `team` (its key, as in `ENG-12`).
+    `token_file` holds the key that may read them; without it that is `LINEAR_API_KEY`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    kind: Literal["linear"]
+    team: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    label: Annotated[str, Field(min_length=1, max_length=100)] = "perdure"
+    token_file: Annotated[str, Field(min_length=1)] | None = None
+    url: Annotated[str, Field(pattern=r"^https?://")] = "https://api.linear.app/graphql"
+    workspace: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    tenant: Token = "local"
+    # Its limits count how much is asked for, and unlike GitHub's also what has not changed.
+    every_s: Every = 60.0
+
+
+SourceSpec = DirectorySource | GitHubSource | LinearSource
 _Spec = Annotated[SourceSpec, Field(discriminator="kind")]
 _Sources = TypeAdapter(Annotated[dict[Token, _Spec], Field(max_length=SOURCES_MAX)])
 

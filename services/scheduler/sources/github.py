@@ -1,27 +1,36 @@
-"""Issues of a GitHub repository: an open one with the label is a task, a closed one is over.
+"""Issues of a GitHub repository: an open one with the label is a task; it is over once it is closed, or has lost the label.
 
 Invariant: only what the tracker says is believed, and only while it says so with a whole answer: a failure, a limit or an
-answer that cannot be read changes nothing. Nothing is written to the tracker.
+answer that cannot be read changes nothing, and that an issue is missing from a list ends nothing: it is asked after. Nothing
+is written to the tracker.
 """
 
-import hashlib
+from collections.abc import Collection
 from http import HTTPStatus
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from libs.contracts.errors import ValidationFailed
-from libs.contracts.http import TaskCreate, read_body
+from libs.contracts.clock import Clock
 from services.scheduler.sources.configuration import GitHubSource
-from services.scheduler.sources.fetch import Fetched, fetch
+from services.scheduler.sources.fetch import Fetched, get, refused
+from services.scheduler.sources.tracker import (
+    ASKED_MAX,
+    PAGES_MAX,
+    PER_PAGE,
+    Said,
+    read,
+    secret_in,
+    wished,
+)
 from services.scheduler.sources.wish import Outcome, SourceAway, Wish
 
-# Issues a page, and pages of open ones: a thousand issues wait longer than anybody looks.
-PER_PAGE = 100
-PAGES_MAX = 10
-# A body longer than this is cut: a goal is a brief.
-BODY_CHARS_MAX = 50_000
+# An issue that was moved, that nobody may see any more, or that never was: it says nothing. A deleted one is gone.
+_SAY_NOTHING = frozenset({HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.NOT_FOUND})
+
+
+class _Label(msgspec.Struct, frozen=True):
+    name: str | None = None
 
 
 class _Issue(msgspec.Struct, frozen=True):
@@ -32,7 +41,12 @@ class _Issue(msgspec.Struct, frozen=True):
     html_url: str
     state: str = "open"
     body: str | None = None
+    labels: list[_Label | str] = []
     pull_request: object = None
+
+    def has(self, label: str) -> bool:
+        names = (each if isinstance(each, str) else each.name or "" for each in self.labels)
+        return label.casefold() in (name.casefold() for name in names)
 
 
 class _Page(NamedTuple):
@@ -46,58 +60,72 @@ class _Page(NamedTuple):
 class GitHub:
     """One repository. `Source`."""
 
-    def __init__(
-        self,
-        name: str,
-        spec: GitHubSource,
-    ) -> None:
+    def __init__(self, name: str, spec: GitHubSource, clock: Clock) -> None:
         self.name, self.tenant, self.every_s = name, spec.tenant, spec.every_s
-        self._spec = spec
+        self._spec, self._clock = spec, clock
         self._issues = f"{spec.url.rstrip('/')}/repos/{spec.repository}/issues"
-        self._known: dict[str, _Page] = {}
+        self._known: dict[int, _Page] = {}
 
-    async def look(self) -> list[Wish]:
+    async def look(self, going: Collection[str], *, afresh: bool) -> list[Wish]:
+        del afresh
         found: list[Wish] = []
         for number in range(1, PAGES_MAX + 1):
-            page = await self._page("open", number)
+            page = await self._page(number)
             found += page.issues
             if not page.more:
                 break
-        # The newest of those that are over: older ones were seen before, or were never begun.
-        return found + (await self._page("closed", 1)).issues
+        listed = {wish.key for wish in found}
+        prefix = f"{self._spec.repository}#"
+        for key in [key for key in going if key not in listed and key.startswith(prefix)][:ASKED_MAX]:
+            found.append(await self._one(key, key.removeprefix(prefix)))
+        return found
 
     async def tell(self, key: str, outcome: Outcome) -> None:
         """The tracker is people's; they see the run."""
 
-    async def _page(self, state: str, number: int) -> _Page:
+    async def _page(self, number: int) -> _Page:
         query = {
-            "state": state,
+            "state": "open",
             "labels": self._spec.label,
             "sort": "updated",
             "direction": "desc",
             "per_page": str(PER_PAGE),
             "page": str(number),
         }
-        place = f"{state}.{number}"
-        known = self._known.get(place)
-        answer = await fetch(self._issues, query, self._headers(known.tag if known is not None else None))
+        known = self._known.get(number)
+        answer = await get(self._issues, query, self._headers(known.tag if known is not None else None))
         if answer.status == HTTPStatus.NOT_MODIFIED and known is not None:
             return known
+        if answer.status != HTTPStatus.OK:
+            raise refused(self._issues, answer, self._clock.now())
         page = self._read(answer)
-        self._known[place] = page
+        self._known[number] = page
         return page
+
+    async def _one(self, key: str, number: str) -> Wish:
+        """An issue whose run goes on, and which no list names."""
+        answer = await get(f"{self._issues}/{number}", {}, self._headers(None))
+        if answer.status == HTTPStatus.GONE:
+            return Wish(key, None, "the issue was deleted", over=True)
+        if answer.status in _SAY_NOTHING:
+            return Wish(key, None, f"its issue cannot be seen any more ({answer.status})")
+        if answer.status != HTTPStatus.OK:
+            raise refused(self._issues, answer, self._clock.now())
+        issue = read(msgspec.Raw(answer.body), _Issue)
+        if isinstance(issue, Wish):
+            return Wish(key, None, issue.problem)
+        if issue.state != "open":
+            return Wish(key, None, "the issue was closed", over=True)
+        if not issue.has(self._spec.label):
+            return Wish(key, None, f"the label {self._spec.label} was taken off", over=True)
+        return self._wish(issue)
 
     def _headers(self, tag: str | None) -> dict[str, str]:
         headers = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         if tag:
             headers["If-None-Match"] = tag
-        file = self._spec.token_file
-        if file is not None:
-            try:
-                token = Path(file).read_text(encoding="utf-8").strip()
-            except OSError as error:
-                raise SourceAway(f"token_file {file} cannot be read: {error.strerror}") from error
-            headers["Authorization"] = f"Bearer {token}"
+        if self._spec.token_file is not None:
+            headers["Authorization"] = f"Bearer {secret_in(self._spec.token_file)}"
         return headers
 
     def _read(self, answer: Fetched) -> _Page:
@@ -105,29 +133,15 @@ class GitHub:
             listed = msgspec.json.decode(answer.body, type=list[msgspec.Raw])
         except msgspec.MsgspecError as error:
             raise SourceAway(f"{self._issues} answered with no list of issues") from error
-        wishes = [wish for one in listed if (wish := self._wish(one)) is not None]
+        wishes = [wish for raw in listed if (wish := self._listed(raw)) is not None]
         return _Page(answer.headers.get("etag", ""), wishes, len(listed) == PER_PAGE)
 
-    def _wish(self, raw: msgspec.Raw) -> Wish | None:
-        try:
-            issue = msgspec.json.decode(raw, type=_Issue)
-        except msgspec.MsgspecError as error:
-            mark = hashlib.sha256(bytes(raw)).hexdigest()[:16]
-            return Wish(f"unreadable:{mark}", None, f"an issue cannot be read: {error}")
-        if issue.pull_request is not None:
-            return None
-        key, over = f"{self._spec.repository}#{issue.number}", issue.state != "open"
-        try:
-            return Wish(key, self._task(issue), over=over)
-        except ValidationFailed as error:
-            return Wish(key, None, error.message, over=over)
+    def _listed(self, raw: msgspec.Raw) -> Wish | None:
+        issue = read(raw, _Issue)
+        if isinstance(issue, Wish):
+            return issue
+        return self._wish(issue) if issue.pull_request is None else None
 
-    def _task(self, issue: _Issue) -> TaskCreate:
-        goal = f"{issue.title}\n\n{(issue.body or '')[:BODY_CHARS_MAX]}".replace("\0", "").strip()
-        given: dict[str, object] = {
-            "goal": goal,
-            "metadata": {"issue": str(issue.number), "url": issue.html_url[:4096]},
-        }
-        if self._spec.workspace is not None:
-            given["workspace"] = self._spec.workspace
-        return read_body(TaskCreate, given)
+    def _wish(self, issue: _Issue) -> Wish:
+        said = Said(str(issue.number), issue.html_url, issue.title, issue.body)
+        return wished(f"{self._spec.repository}#{issue.number}", said, self._spec.workspace)

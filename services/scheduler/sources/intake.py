@@ -5,8 +5,10 @@ source and wish).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from libs.bus.creation import CreateRequest, Creation
 from libs.bus.ports import Log, LogKey
@@ -19,9 +21,16 @@ from libs.contracts.ids import SHARDS, derived_run_id
 from libs.contracts.run import TERMINAL, RunState, RunStatus
 from services.scheduler.endings import Endings
 from services.scheduler.leadership import Leadership
-from services.scheduler.sources.configuration import DirectorySource, GitHubSource, SourceSpec
+from services.scheduler.row import SOURCE_PREFIX
+from services.scheduler.sources.configuration import (
+    DirectorySource,
+    GitHubSource,
+    LinearSource,
+    SourceSpec,
+)
 from services.scheduler.sources.directory import Directory
 from services.scheduler.sources.github import GitHub
+from services.scheduler.sources.linear import Linear
 from services.scheduler.sources.wish import Outcome, Source, Wish
 
 # A source that is away is asked ever more rarely, up to this.
@@ -36,7 +45,7 @@ _log = get_logger("sources")
 
 
 class Intake:
-    """All sources of one process."""
+    """All sources of one process. `going` gives the keys by which a source knows runs that go on."""
 
     def __init__(
         self,
@@ -46,10 +55,14 @@ class Intake:
         creation: Creation,
         endings: Endings,
         clock: Clock,
+        going: Callable[[str], Sequence[str]],
     ) -> None:
         self._sources, self._runs, self._log = sources, runs, log
         self._creation, self._endings, self._clock = creation, endings, clock
+        self._going = going
         self._told: dict[tuple[str, str], None] = {}
+        # Sources whose last wishes were not all seen to.
+        self._behind: set[str] = set()
 
     async def watch(self, leadership: Leadership) -> None:
         """Look at all sources while this process leads, until cancelled."""
@@ -59,7 +72,10 @@ class Intake:
 
     async def look(self, source: Source) -> None:
         """One look at a source. Raises `Unavailable` when it is away."""
-        for wish in await source.look():
+        wishes = await source.look(self._going(source.name), afresh=source.name in self._behind)
+        self._behind.add(source.name)
+        waiting = 0
+        for wish in wishes:
             if (source.name, wish.key) in self._told:
                 continue
             try:
@@ -67,19 +83,27 @@ class Intake:
             except (LogError, Unavailable) as error:
                 # Seen again with the next look; the others are none the worse.
                 _log.warning("source.wish_waits", source=source.name, wish=wish.key, message=error.message)
+                waiting += 1
+        if not waiting:
+            self._behind.discard(source.name)
 
     async def _watch(self, source: Source, leadership: Leadership) -> None:
         failures = 0
         while True:
             await leadership.acquired()
+            asked_s = 0
             try:
                 await self.look(source)
                 failures = 0
             except Unavailable as error:
                 failures += 1
+                asked_s = error.retry_after_s or 0
                 _log.warning("source.away", source=source.name, message=error.message, failures=failures)
-            wait_s = source.every_s * 2 ** min(failures, _DOUBLINGS_MAX)
-            await self._clock.sleep(min(wait_s, max(EVERY_S_MAX, source.every_s)))
+            wait_s = min(
+                source.every_s * 2 ** min(failures, _DOUBLINGS_MAX), max(EVERY_S_MAX, source.every_s)
+            )
+            # A tracker that says when it wants to be asked again is not asked before.
+            await self._clock.sleep(max(wait_s, asked_s))
 
     async def _see_to(self, source: Source, wish: Wish) -> None:
         run = LogKey(source.tenant, derived_run_id(SHARDS, source.tenant, "source", source.name, wish.key))
@@ -93,8 +117,12 @@ class Intake:
             else:
                 await self._tell(source, wish, _outcome(found.state))
         elif wish.over:
-            await self._endings.cancel(run, f"source:{source.name}")
-            _log.info("source.cancelled", source=source.name, wish=wish.key, run_id=run.log_id)
+            await self._endings.cancel(run, f"{SOURCE_PREFIX}{source.name}")
+            _log.info(
+                "source.cancelled", source=source.name, wish=wish.key, run_id=run.log_id, reason=wish.problem
+            )
+        elif wish.task is None:
+            _log.warning("source.unclear", source=source.name, wish=wish.key, message=wish.problem)
 
     async def _begin(self, source: Source, wish: Wish, run: LogKey) -> None:
         if wish.over:
@@ -103,7 +131,7 @@ class Intake:
             await self._refuse(source, wish, wish.problem)
             return
         try:
-            await self._creation.create(_request(source, wish.task, run.log_id))
+            await self._creation.create(_request(source, wish.key, wish.task, run.log_id))
         except RequestError as error:
             await self._refuse(source, wish, f"{error.code}: {error.message}")
         else:
@@ -120,24 +148,28 @@ class Intake:
             del self._told[next(iter(self._told))]
 
 
-def sources_of(specs: Sequence[tuple[str, SourceSpec]], clock: Clock) -> list[Source]:
+def sources_of(
+    specs: Sequence[tuple[str, SourceSpec]], clock: Clock, *, linear_key: str = ""
+) -> list[Source]:
     """The sources that a deployment has."""
-    return [_source_of(name, spec, clock) for name, spec in specs]
+    return [_source_of(name, spec, clock, linear_key) for name, spec in specs]
 
 
-def _source_of(name: str, spec: SourceSpec, clock: Clock) -> Source:
+def _source_of(name: str, spec: SourceSpec, clock: Clock, linear_key: str) -> Source:
     match spec:
         case DirectorySource():
             return Directory(name, Path(spec.path), clock, tenant=spec.tenant, every_s=spec.every_s)
         case GitHubSource():
-            return GitHub(name, spec)
+            return GitHub(name, spec, clock)
+        case LinearSource():
+            return Linear(name, spec, linear_key, clock)
 
 
-def _request(source: Source, task: TaskCreate, run_id: str) -> CreateRequest:
-    by = f"source:{source.name}"
+def _request(source: Source, key: str, task: TaskCreate, run_id: str) -> CreateRequest:
+    by = f"{SOURCE_PREFIX}{source.name}"
     return CreateRequest(
         tenant=source.tenant,
-        task=task.spec(),
+        task=msgspec.structs.replace(task.spec(), wish=key),
         body_hash=body_hash(task),
         auto_start=True,
         by=by,

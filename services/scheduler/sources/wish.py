@@ -3,6 +3,7 @@
 Invariant: `key` names the wish for ever: the same key is the same run.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 from libs.contracts.errors import Unavailable
@@ -12,7 +13,7 @@ from libs.contracts.run import RunStatus
 
 class Wish(NamedTuple):
     """Something that somebody wants done. Without a `task` it cannot be read, and `problem` says why. `over`: nobody wants
-    it any more; a run of it that goes on is cancelled."""
+    it any more, for the reason `problem`; a run of it that goes on is cancelled."""
 
     key: str
     task: TaskCreate | None
@@ -34,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class SourceAway(Unavailable):
-    """The source cannot be read now; what is known stays as it is."""
+    """The source cannot be read now; what is known stays as it is. `retry_after_s`: when it wants to be asked again."""
 
     code = "SOURCE_UNAVAILABLE"
 
@@ -49,8 +50,9 @@ class Source(Protocol):
     @property
     def every_s(self) -> float: ...
 
-    async def look(self) -> list[Wish]:
-        """All that is wanted now. Raises `SourceAway`."""
+    async def look(self, going: Collection[str], *, afresh: bool) -> list[Wish]:
+        """What is wanted now, and which of the wishes `going`, whose runs go on, are over. What has not changed since the
+        last look may be left out, unless `afresh`: some of the last wishes could not be seen to. Raises `SourceAway`."""
         ...
 
     async def tell(self, key: str, outcome: Outcome) -> None:
