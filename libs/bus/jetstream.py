@@ -43,6 +43,8 @@ MULTI_SUBJECTS_MAX = 500
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+OPERATION = "KV-Operation"
+_MARKER = "Nats-Marker-Reason"
 
 Kind = Literal["conflict", "full", "too_large", "again", "missing", "defect"]
 
@@ -112,6 +114,11 @@ class Stored(NamedTuple):
     sequence: int
     headers: dict[str, str]
     body: bytes
+
+
+def is_gone(stored: Stored) -> bool:
+    """Whether the newest message of a key says that there is no value: deleted, purged, or expired."""
+    return _MARKER in stored.headers or stored.headers.get(OPERATION) in {"DEL", "PURGE"}
 
 
 class Page(NamedTuple):

@@ -14,20 +14,19 @@ from libs.bus.jetstream import (
     MESSAGE_ID,
     MULTI_SUBJECTS_MAX,
     NO_STREAM,
+    OPERATION,
     REPAIR_TRIES,
     JetStream,
     Page,
     Patience,
     Refused,
-    Stored,
+    is_gone,
 )
-from libs.bus.ordered import Ordered
 from libs.bus.ports import Entry
+from libs.bus.watch import Listing, Watch
 from libs.contracts.errors import AppendConflict, BusUnavailable, NobodyThere
 from libs.contracts.streams import BucketSpec
 
-_OPERATION = "KV-Operation"
-_MARKER = "Nats-Marker-Reason"
 _ROLLUP = "Nats-Rollup"
 _TTL = "Nats-TTL"
 # The server knows no shorter life.
@@ -59,7 +58,7 @@ class ServerBucket:
 
     async def get(self, key: str) -> Entry | None:
         stored = await self._js.last(self._stream, self._prefix + key)
-        if stored is None or _is_gone(stored):
+        if stored is None or is_gone(stored):
             return None
         return Entry(key, stored.body, stored.sequence)
 
@@ -68,7 +67,7 @@ class ServerBucket:
             return await self._compare_and_set(key, value, 0, self._headers(ttl_s))
         except AppendConflict as conflict:
             stored = await self._js.last(self._stream, self._prefix + key)
-            if stored is not None and not _is_gone(stored):
+            if stored is not None and not is_gone(stored):
                 raise
             revision = stored.sequence if stored is not None else 0
             if revision == conflict.last == 0:
@@ -82,23 +81,26 @@ class ServerBucket:
         return await self._write(key, value, self._headers(ttl_s))
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
-        headers = self._headers(self._spec.marker_ttl_s) | {_OPERATION: "PURGE", _ROLLUP: "sub"}
+        headers = self._headers(self._spec.marker_ttl_s) | {OPERATION: "PURGE", _ROLLUP: "sub"}
         if revision is None:
             await self._write(key, b"", headers)
         else:
             await self._compare_and_set(key, b"", revision, headers)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
+        return (await self._listing(prefix)).entries
+
+    async def _listing(self, prefix: str) -> Listing:
         subject = f"{self._prefix}{prefix}>"
         patience = Patience(self._js.clock)
         while True:
             state = await self._state()
             page = await self._lasts([subject])
             if page is None:
-                return await self._many_entries(subject)
+                return Listing(await self._many_entries(subject), state.last_seq)
             # A replica that knows less than the leader did is asked again; an empty answer does not say what it knows.
             if page.up_to >= state.last_seq or (not page.messages and await self._leader_has_none(subject)):
-                return self._live(page)
+                return Listing(self._live(page), state.last_seq)
             if patience.over:
                 raise BusUnavailable(
                     f"the replicas of {self._stream} lag behind their leader", retry_after_s=1
@@ -118,12 +120,12 @@ class ServerBucket:
 
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncGenerator[AsyncIterator[tuple[str, bytes | None]]]:
-        ordered = Ordered(self._js, self._stream, f"{self._prefix}{prefix}>", None, relists=True)
+        watch = Watch(self._js, self._stream, self._prefix, prefix, lambda: self._listing(prefix))
         try:
-            await ordered.open()
-            yield _Watch(ordered, len(self._prefix))
+            await watch.open()
+            yield watch
         finally:
-            await ordered.close()
+            await watch.close()
 
     # --- Inside ---
 
@@ -225,51 +227,4 @@ class ServerBucket:
 
     def _live(self, page: Page) -> list[Entry]:
         skip = len(self._prefix)
-        return [Entry(m.subject[skip:], m.body, m.sequence) for m in page.messages if not _is_gone(m)]
-
-
-class _Watch(AsyncIterator[tuple[str, bytes | None]]):
-    """First every live value, then `("", None)` once, then each change.
-
-    After an interruption the values are listed again, and what is no longer among them is told: an expiry leaves its
-    marker for moments only, and a bucket that was deleted leaves none.
-    """
-
-    def __init__(self, ordered: Ordered, skip: int) -> None:
-        self._ordered, self._skip = ordered, skip
-        self._beginning = 0
-        self._caught_up = False
-        # The keys whose values were told and not their end; of these, the ones that the current list has not named.
-        self._live: set[str] = set()
-        self._unlisted: set[str] = set()
-
-    async def __anext__(self) -> tuple[str, bytes | None]:
-        while True:
-            if self._beginning != self._ordered.beginnings:
-                self._beginning = self._ordered.beginnings
-                self._unlisted = set(self._live)
-            if self._ordered.initial == 0:
-                if self._unlisted:
-                    key = self._unlisted.pop()
-                    self._live.discard(key)
-                    return key, None
-                if not self._caught_up:
-                    self._caught_up = True
-                    return "", None
-            stored = await self._ordered.step()
-            if stored is None:
-                continue
-            self._ordered.drop()
-            key = stored.subject[self._skip :]
-            self._unlisted.discard(key)
-            if not _is_gone(stored):
-                self._live.add(key)
-                return key, stored.body
-            if key in self._live:
-                self._live.discard(key)
-                return key, None
-
-
-def _is_gone(stored: Stored) -> bool:
-    """Whether the newest message of a key says that there is no value: deleted, purged, or expired."""
-    return _MARKER in stored.headers or stored.headers.get(_OPERATION) in {"DEL", "PURGE"}
+        return [Entry(m.subject[skip:], m.body, m.sequence) for m in page.messages if not is_gone(m)]

@@ -27,33 +27,24 @@ _PAUSE_S = 0.25
 _log = logging.getLogger("perdure.bus")
 
 
-class _Created(msgspec.Struct):
-    num_pending: int = 0
-    name: str = ""
-
-
 class _StreamInfo(msgspec.Struct):
     created: str = ""
 
 
 class Ordered:
-    """Reads a filter from stream sequence `start` on, or (`None`) first the latest message of each subject; if it
-    `relists`, these come again after every interruption, and `beginnings` counts how often they did."""
+    """Reads a filter from stream sequence `start` on, or (`None`) first the latest message of each subject."""
 
-    def __init__(
-        self, js: JetStream, stream: str, subject_filter: str, start: int | None, *, relists: bool = False
-    ) -> None:
+    def __init__(self, js: JetStream, stream: str, subject_filter: str, start: int | None) -> None:
         self._js, self._stream, self._filter = js, stream, subject_filter
-        self._start, self._relists = start, relists
-        self.beginnings = 0
+        self._start = start
+        # How often it had to begin again, the stream perhaps made anew.
+        self.interruptions = 0
         self._read = 0
         self._expected = 1
         self._stream_created = ""
         self._consumer = ""
         self._pulls: Pulls | None = None
         self._head: Stored | None = None
-        # How many messages of the beginning are still to come; 0 once the reader has caught up with it.
-        self.initial = 0
 
     async def open(self) -> None:
         """Create the consumer. Raises `BusUnavailable` after the patience of a call."""
@@ -101,7 +92,6 @@ class Ordered:
     def drop(self) -> None:
         """The message of `peek` has been dealt with."""
         self._head = None
-        self.initial = max(0, self.initial - 1)
 
     def _accept(self, pulls: Pulls, message: Msg) -> None:
         position = Position(message.reply)
@@ -127,6 +117,7 @@ class Ordered:
             await old.close()
         try:
             await self._create()
+            self.interruptions += 1
         except (Refused, BusUnavailable) as error:
             if isinstance(error, Refused) and error.number == NO_STREAM:
                 await self._repair()
@@ -148,7 +139,7 @@ class Ordered:
         info = msgspec.json.decode(
             await self._js.api_patiently(f"STREAM.INFO.{self._stream}"), type=_StreamInfo
         )
-        if self._relists or self._stream_created not in ("", info.created):
+        if self._stream_created not in ("", info.created):
             # Of another stream of the same name: the sequences of the old one say nothing about it.
             self._read = 0
             self._start = None if self._start is None else 1
@@ -168,13 +159,10 @@ class Ordered:
         if start is not None:
             config["opt_start_seq"] = start
         request = {"stream_name": self._stream, "config": config, "action": "create"}
-        answer = await self._js.api_patiently(f"CONSUMER.CREATE.{self._stream}.{name}", request)
+        await self._js.api_patiently(f"CONSUMER.CREATE.{self._stream}.{name}", request)
         pulls = Pulls(self._js, self._stream, name, heartbeat_s=HEARTBEAT_S)
         await pulls.open()
         self._pulls, self._consumer, self._expected = pulls, name, 1
-        if self._read == 0:
-            self.initial = msgspec.json.decode(answer, type=_Created).num_pending
-            self.beginnings += 1
 
 
 class Merged:
