@@ -67,6 +67,7 @@ soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky prov
 	  tests/service/test_gateway_schemathesis.py tests/service/test_gateway_mutations.py
 	$(BIN)/python -m tests.sim --quiet --points all --freezes all --troubles all --schedules 20000
 	$(BIN)/python -m tests.sim --quiet --points cancel,pause,message,recall --variants 22
+	$(BIN)/python -m tests.sim --weeks 3
 	$(BIN)/python -m tests.bench.streams
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
 

@@ -28,6 +28,9 @@ from libs.contracts.subjects import checkpoint_key
 CHECKPOINT_BYTES_MAX = 512 * 1024
 # A public sequence is paired with its stream sequence once in about so many: less than a page of the log.
 INDEX_EVENTS = 128
+# A longer index is thinned to every second pair, and its later pairs lie twice as far apart: it stays at some 12 KB
+# however old the log, and leads to within a part in 256 of its length.
+INDEX_PAIRS_MAX = 512
 
 _log = logging.getLogger("perdure.bus")
 
@@ -74,9 +77,16 @@ class FoldedLog(NamedTuple, Generic[S]):
 def indexed(index: Index, header: RecordHeader) -> Index:
     """The index once this record lies behind it. It follows from the log alone, wherever folding began."""
     newest = index[-1][0] if index else 1
-    return (
-        (*index, (header.first, header.stream_sequence)) if header.first - newest >= INDEX_EVENTS else index
-    )
+    if header.first - newest < _apart(index):
+        return index
+    index = (*index, (header.first, header.stream_sequence))
+    return index if len(index) < INDEX_PAIRS_MAX else index[1::2]
+
+
+def _apart(index: Index) -> int:
+    """How many events lie between two pairs: doubled each time the index was thinned, which its first pair tells."""
+    thinned = ((index[0][0] - 1) // INDEX_EVENTS).bit_length() - 1 if index else 0
+    return INDEX_EVENTS << thinned
 
 
 def place_before(index: Sequence[tuple[int, int]], sequence: int) -> int:

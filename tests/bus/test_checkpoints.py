@@ -5,10 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from libs.bus.checkpoints import INDEX_EVENTS, Checkpointed, Checkpoints, Folded, place_before
+from libs.bus.checkpoints import (
+    INDEX_EVENTS,
+    INDEX_PAIRS_MAX,
+    Checkpointed,
+    Checkpoints,
+    Folded,
+    Index,
+    indexed,
+    place_before,
+)
 from libs.bus.ports import Bus, LogKey
 from libs.bus.runs import Runs
 from libs.chassis.clock import SystemClock
+from libs.contracts.envelope import RecordHeader
 from libs.contracts.errors import AppendConflict, NotFound
 from libs.contracts.events import LogEvent, MessageReceived, RunCreated
 from libs.contracts.ids import random_run_id, task_id_of
@@ -86,6 +96,29 @@ async def test_the_index_of_a_log_is_the_same_wherever_folding_began_and_leads_n
         behind = [one for one in headers if place < one.stream_sequence <= header.stream_sequence]
         assert behind[-1] == header
         assert header.first - behind[0].first < 2 * INDEX_EVENTS
+
+
+def test_the_places_in_a_log_stay_few_however_old_it_is_and_still_lead_near() -> None:
+    header = RecordHeader(
+        stream_sequence=1,
+        previous=0,
+        message_id="m",
+        record_class="life",
+        epoch=0,
+        boot="b",
+        first=1,
+        event_count=3,
+        state="ACTIVE",
+    )
+    index: Index = ()
+    firsts = range(1, 1_000_000, 3)
+    for place, first in enumerate(firsts):
+        index = indexed(index, header._replace(first=first, stream_sequence=place + 1))
+        assert len(index) < INDEX_PAIRS_MAX
+    for sequence in range(1, firsts[-1], 9_999):
+        behind = firsts[place_before(index, sequence)]
+        assert behind <= sequence
+        assert sequence - behind <= firsts[-1] / 100
 
 
 async def test_a_checkpoint_that_the_log_does_not_confirm_is_not_used(

@@ -7,6 +7,7 @@
     python -m tests.sim --freezes plain              a freeze at every step
     python -m tests.sim --troubles plain             an end, a cut, an unknown outcome at every step; each message lost
     python -m tests.sim --schedules 50 --twice       whether each schedule is the same the second time
+    python -m tests.sim --weeks 3                    a project that goes on for so long, with daily restarts (0: short days)
     python -m tests.sim --planted all                whether each planted bug is found, and how fast ("quickly": where it
                                                      shows soonest; "seeds": by seeds alone)
 
@@ -25,6 +26,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tests.sim.ages import aged, paced
 from tests.sim.faults import CRASHES, FREEZES, TROUBLES
 from tests.sim.scenarios import NAMES
 from tests.sim.search import Case, case_of, outcome_of, points
@@ -51,7 +53,18 @@ def main() -> int:
         from tests.sim.planted import report  # noqa: PLC0415 what is planted wraps the services; only who asks loads it
 
         return report(arguments.planted)
+    if arguments.weeks is not None:
+        return _age(arguments.weeks)
     return _search(_cases(arguments), arguments)
+
+
+def _age(weeks: int) -> int:
+    began = time.perf_counter()
+    found, told = aged(paced(weeks))
+    print(f"{weeks} weeks in {time.perf_counter() - began:.0f} s, {len(found)} findings", *told, sep="\n  ")
+    for text in found:
+        print(f"  FOUND {text}")
+    return 1 if found else 0
 
 
 def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
@@ -141,6 +154,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--findings", type=int, default=5, help="stop after so many schedules with findings")
     parser.add_argument("--quiet", action="store_true", help="no trace")
     parser.add_argument("--twice", action="store_true", help="run each schedule twice and compare")
+    parser.add_argument("--weeks", type=int, help="a project of so many weeks (0: of eight short days)")
     parser.add_argument("--planted", choices=("all", "quickly", "seeds"), help="look for the planted bugs")
     return parser.parse_args()
 

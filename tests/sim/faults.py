@@ -6,6 +6,7 @@ Invariant: all of it follows from the seed and the plan; an operation that nothi
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -121,7 +122,8 @@ class SimNetwork:
         self._chance = random.Random(f"{seed} network")
         self._plan, self._trouble = plan, trouble
         self.armed = False
-        self.ops = 0
+        # Everything that each process asked of the servers, by its name and the kind of it.
+        self.asked: Counter[tuple[str, str]] = Counter()
         self.steps = 0
         self.brought = 0
         self.trace: list[str] | None = None
@@ -133,7 +135,7 @@ class SimNetwork:
         self._unheard = 0
 
     def fate(self, op: Op) -> Fate:
-        self.ops += 1
+        self.asked[op.client, op.kind] += 1
         chance = self._chance.random
         there_s, back_s = _way(chance()), _way(chance())
         if not self.armed:

@@ -46,11 +46,12 @@ from libs.contracts.tools import (
     ToolSpec,
 )
 from services.toolhost.approvals import is_approved
+from tests.sim.errands import ERRANDS, WANTED
 from tests.sim.world import Disk, Effect, Machine, World
 
 TTL_S = 3.0
-# The file that makes the check of a task pass.
-WANTED = "fixed"
+# What only the runtime asks for.
+_RUNTIME = ERRANDS | {VERIFY_SNAPSHOT, VERIFY_COMMAND}
 
 
 def _spec(
@@ -128,7 +129,7 @@ class _Tools:
 
     async def _prepared(self, call: ToolCall) -> Prepared:
         spec = _BY_NAME.get(call.name)
-        if spec is None and call.name not in (VERIFY_SNAPSHOT, VERIFY_COMMAND):
+        if spec is None and call.name not in _RUNTIME:
             return refused(call, Refusal.UNKNOWN_TOOL, call.name)
         if (spec is None or spec.needs_workspace) and call.workspace_id not in self._held:
             return refused(call, Refusal.NOT_MY_WORKSPACE)
@@ -172,6 +173,10 @@ class _Tools:
             question = msgspec.convert(call.arguments, CommandQuestion)
             passed = WANTED in question.commit
             return _facts(call, CommandAnswer(argv=question.argv or [], exit_code=0 if passed else 1))
+        if call.name in ERRANDS:
+            assert disk is not None
+            repository = world.repositories[call.workspace]
+            return _done(call, "", repository.perform(call.name, call.arguments, disk.files))
         world.say(f"EFFECT {call.name} {call.call_id}.{call.attempt} of {call.run_id}")
         world.effect(Effect(call.run_id, call.call_id, call.name, call.attempt, boot, world.loop.time()))
         if call.name != "write":

@@ -94,12 +94,12 @@ class ScriptedTalk:
         turn = self._turn(state)
         if isinstance(turn, Fault):
             at = rfc3339(world.clock.now() + timedelta(seconds=turn.retry_s))
-            return [_away(state, at)]
+            return [away(state, at)]
         if isinstance(turn, Poison):
             world.die(self._machine.process)
             return await asyncio.get_running_loop().create_future()
         world.bought[state.run_id, state.iteration] += 1
-        return [_completed(state, turn)]
+        return [completed(state, turn)]
 
     def _turn(self, state: RunState) -> Turn:
         # What a host ended before it was done is asked for once more.
@@ -147,13 +147,15 @@ def _compacted(state: RunState, summary: str | None) -> e.ContextCompacted:
     )
 
 
-def _away(state: RunState, retry_at: str) -> e.ModelFailed:
+def away(state: RunState, retry_at: str | None) -> e.ModelFailed:
+    """The provider is away; the run waits for it until then, or fails."""
     return e.ModelFailed(
         iteration=state.iteration, error_code="PROVIDER_ERROR", message="away", attempt=1, retry_at=retry_at
     )
 
 
-def _completed(state: RunState, turn: str | tuple[Ask, ...]) -> e.ModelCompleted:
+def completed(state: RunState, turn: str | tuple[Ask, ...]) -> e.ModelCompleted:
+    """A whole turn, said in no time."""
     calls = (
         []
         if isinstance(turn, str)

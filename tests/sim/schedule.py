@@ -63,7 +63,7 @@ def run(
     sabotage: Sabotage | None = None,
 ) -> Outcome:
     """Run one schedule to its end."""
-    with _still():
+    with still():
         world = World(seed, plan, traced=traced)
         try:
             return _run(world, scenario, sizes, grace_s, sabotage)
@@ -144,7 +144,7 @@ class _Ends:
 
 
 @contextlib.contextmanager
-def _still() -> Generator[None]:
+def still() -> Generator[None]:
     """No collection in the middle of a schedule, and no last words of what a dead process left behind."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None

@@ -6,7 +6,7 @@ Invariant: everything here is composed by the services' own `app.py`; only what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from libs.chassis.run import Chassis
 from libs.contracts.run import RunState
@@ -53,8 +53,10 @@ class Sizes:
         return self.schedulers + self.executors + self.toolhosts + self.verifiers
 
 
-def start_all(world: World, turns: Turns, sizes: Sizes) -> None:
-    """Start every process and wait until all of them are there."""
+def start_all(
+    world: World, turns: Turns, sizes: Sizes, *, reach: Callable[[Machine], Outside] | None = None
+) -> None:
+    """Start every process and wait until all of them are there. `reach`: what executors reach in place of `turns`."""
 
     async def scheduler(machine: Machine) -> None:
         settings = SCHEDULER.model_copy(update={"replica_id": machine.name})
@@ -62,7 +64,7 @@ def start_all(world: World, turns: Turns, sizes: Sizes) -> None:
 
     async def executor(machine: Machine) -> None:
         settings = EXECUTOR.model_copy(update={"replica_id": machine.name})
-        outside = outside_of(world, machine, turns)
+        outside = reach(machine) if reach is not None else outside_of(world, machine, turns)
         chassis = Chassis(settings, machine.clock, machine.bus, machine.runs, machine.stop)
         await serve_executor(chassis, outside=outside)
 

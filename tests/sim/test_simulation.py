@@ -34,6 +34,10 @@ async def simulated(*arguments: str) -> str:
     return text
 
 
+async def test_in_weeks_of_work_with_daily_restarts_nothing_is_lost_and_nothing_grows_with_age() -> None:
+    assert "0 findings" in await simulated("--weeks", "0")
+
+
 async def test_nothing_is_lost_doubled_or_stuck_in_seeded_schedules() -> None:
     assert "0 with findings" in await simulated("--schedules", "300")
 

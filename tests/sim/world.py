@@ -22,6 +22,7 @@ from libs.contracts.errors import LeaseLost, Unavailable
 from libs.contracts.events import ToolRequested
 from libs.contracts.tools import Semantics, ToolCall
 from tests.sim.clock import SimClock
+from tests.sim.errands import Repository
 from tests.sim.faults import Plan, SimNetwork, Trouble
 from tests.sim.loop import PROCESS, Process, SimLoop, SimTask
 
@@ -90,6 +91,7 @@ class World:
         self.machines: dict[str, Machine] = {}
         self.starts: Counter[str] = Counter()
         self.disks: defaultdict[str, Disk] = defaultdict(Disk)
+        self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self.effects: list[Effect] = []
         self.running: Counter[tuple[str, int, str]] = Counter()
         self.bought: Counter[tuple[str, int]] = Counter()
@@ -222,7 +224,8 @@ class World:
             await main(machine)
         except Exception as error:  # noqa: BLE001 whatever a service dies of is judged here
             ends = leaves(error)
-            if not all(isinstance(end, (LeaseLost, Unavailable)) for end in ends):
+            # What is left of a dead process when it is collected has nothing more to say.
+            if machine.process.alive and not all(isinstance(end, (LeaseLost, Unavailable)) for end in ends):
                 self.finding(f"{machine.name} died of {ends!r}")
             self.say(f"ENDS: {ends!r}")
         self.kill(machine.process)

@@ -35,6 +35,8 @@ class LogStore:
         self.records: dict[LogKey, list[Record]] = {}
         # Told of every stored record, before anybody else is.
         self.observers: list[Callable[[Record], None]] = []
+        # How many records each process read, by its name and the log.
+        self.read: Counter[tuple[str, LogKey]] = Counter()
         self._sequences = [0] * shards
         self._life: list[list[Record]] = [[] for _ in range(shards)]
         self._latest: dict[LogKey, Record] = {}
@@ -53,6 +55,12 @@ class LogStore:
         if not records or records[-1].header.stream_sequence <= after:
             return []
         return [record for record in records if record.header.stream_sequence > after]
+
+    def read_by(self, reader: str, key: LogKey, after: int) -> list[Record]:
+        """The same, and it is counted."""
+        found = self.behind(key, after)
+        self.read[reader, key] += len(found)
+        return found
 
     def extent(self, shard: int) -> Extent:
         return Extent("the twin's", self._sequences[shard])
@@ -150,7 +158,9 @@ class TwinLog:
         return stored
 
     async def read(self, key: LogKey, after: int = 0) -> list[Record]:
-        return await self._link.call("read", key.log_id, lambda: self._store.behind(key, after))
+        return await self._link.call(
+            "read", key.log_id, lambda: self._store.read_by(self._link.name, key, after)
+        )
 
     async def page(self, key: LogKey, after: int) -> list[Record]:
         return (await self.read(key, after))[:PAGE_RECORDS]

@@ -51,8 +51,9 @@ from services.scheduler.projects.silences import silence_of
 TRIES_MAX = 20
 # Folds that are kept between two looks; one that was let go of is read again, from its checkpoint.
 KEPT_MAX = 1_000
-# Records between two checkpoints of a project: a fold begins at most that far back.
-CHECKPOINT_RECORDS = 64
+# A checkpoint is kept each time that so many events more are in a project's log. Counted in the log, not in a process:
+# however often schedulers start anew, and however little happens between two starts, a fold begins about that far back.
+CHECKPOINT_EVENTS = 128
 # Who pauses and goes on with the runs of a project.
 BY = "project"
 
@@ -84,7 +85,6 @@ class Orchestrator:
         self._liveness, self._clock, self._limits, self._told = liveness, clock, limits, told
         self.watched: dict[LogKey, dict[str, float]] = {}
         self._kept: OrderedDict[LogKey, FoldedProject] = OrderedDict()
-        self._records: dict[LogKey, int] = {}
         self._turns: dict[LogKey, asyncio.Lock] = {}
 
     async def advance(self, key: LogKey, fired: int | None = None) -> None:
@@ -101,6 +101,7 @@ class Orchestrator:
 
     async def _advance(self, key: LogKey, fired: int | None) -> None:
         folded = await self._folded(key)
+        known = self._kept.get(key, folded).state.sequence
         lost: set[str] = set()
         for _ in range(TRIES_MAX):
             env = Env(self._clock.now(), await self._runs_of(folded.state, lost), fired)
@@ -111,8 +112,11 @@ class Orchestrator:
                 except AppendConflict:
                     folded = await self._projects.refresh(folded)
                     continue
-                self._log(folded.state, len(settled.events))
-                await self._checkpoint(key, folded)
+                state = folded.state
+                self._log(state, len(settled.events))
+                if state.terminal or state.sequence // CHECKPOINT_EVENTS > known // CHECKPOINT_EVENTS:
+                    await self._projects.checkpoint(folded)
+                known = state.sequence
             self._keep(key, folded)
             self.watched[key] = {
                 effect.run_id: effect.silent_s for effect in settled.then.effects if isinstance(effect, Watch)
@@ -241,13 +245,6 @@ class Orchestrator:
     def _forget(self, key: LogKey) -> None:
         self._kept.pop(key, None)
         self.watched.pop(key, None)
-        self._records.pop(key, None)
-
-    async def _checkpoint(self, key: LogKey, folded: FoldedProject) -> None:
-        self._records[key] = self._records.get(key, 0) + 1
-        if self._records[key] >= CHECKPOINT_RECORDS or folded.state.terminal:
-            self._records[key] = 0
-            await self._projects.checkpoint(folded)
 
     def _log(self, state: ProjectState, events: int) -> None:
         _log.info(
