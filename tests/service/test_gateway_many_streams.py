@@ -16,5 +16,5 @@ async def test_each_of_many_clients_gets_every_event_of_its_run_beside_a_frozen_
     seen = await measured(tmp_path, SHORT)
     assert seen.missing == 0
     # Two events of each run are there before anybody comes, and its end is one more.
-    assert len(seen.late_ms) == SHORT.runs * SHORT.clients * (SHORT.turns * 4 + 1)
-    assert seen.gateway_mb < RSS_MB
+    assert len(seen.late) == SHORT.runs * SHORT.clients * (SHORT.turns * 4 + 1)
+    assert seen.cost.mb < RSS_MB
