@@ -43,13 +43,14 @@ from services.gateway.metrics import MetricsApi
 from services.gateway.places import Places
 from services.gateway.policies import PoliciesApi
 from services.gateway.projects import ProjectsApi
+from services.gateway.protocol import PATIENCE, Patience
 from services.gateway.quotas import Quotas
 from services.gateway.requests import Requests
 from services.gateway.roster import Roster
 from services.gateway.routes import Handler, application
 from services.gateway.runs import RunsApi
 from services.gateway.schedules import SchedulesApi
-from services.gateway.server import PATIENCE, Patience, listen, serve_until
+from services.gateway.server import listen, serve_until
 from services.gateway.settings import GatewaySettings
 from services.gateway.stream import StreamApi
 from services.gateway.tasks import TasksApi

@@ -33,6 +33,10 @@ R = TypeVar("R", bound=http.Request)
 async def body_of(request: Request, model: type[R]) -> R:
     """The validated JSON body. Raises `PayloadTooLarge`, `UnsupportedMediaType`, `ValidationFailed`."""
     body = await _bytes_of(request)
+    if body and not _is_plain(request):
+        raise UnsupportedMediaType(
+            "send the body as it is, without Content-Encoding or a transfer coding but chunked"
+        )
     if body and not _is_json(request.headers.get("content-type", "")):
         raise UnsupportedMediaType("send the body as 'Content-Type: application/json'")
     return http.parse_body(model, body)
@@ -207,6 +211,14 @@ def _query(request: Request, name: str) -> str | None:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= SEQUENCE_DIGITS_MAX
+
+
+def _is_plain(request: Request) -> bool:
+    """Whether the body is what it stands for, not something to be decoded first."""
+    headers = request.headers
+    return headers.get("content-encoding", "identity").lower() == "identity" and (
+        headers.get("transfer-encoding", "chunked").lower() == "chunked"
+    )
 
 
 def _is_json(content_type: str) -> bool:

@@ -73,7 +73,7 @@ def unreadable(headers: Headers, clock: Clock) -> bytes:
     """The whole answer, head included, to bytes that are no HTTP request; `headers` are those that were read."""
     problem = NotHttp(
         "this is no HTTP/1.1 request; see to its method, its URL (at most 64 KiB, percent-encoded where it is not ASCII), "
-        "its headers (64 KiB in all) and the length of its body"
+        "its headers (64 KiB in all; one Host, none twice) and the length of its body, and send at most 100 ahead of their answers"
     )
     return _last_words(problem, headers, clock)
 

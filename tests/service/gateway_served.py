@@ -26,7 +26,8 @@ from libs.contracts.live import ModelDelta
 from libs.contracts.tools import Semantics
 from libs.contracts.values import Usage
 from services.gateway.app import Gateway
-from services.gateway.server import PATIENCE, Patience, listen
+from services.gateway.protocol import PATIENCE, Patience
+from services.gateway.server import listen
 from services.gateway.settings import GatewaySettings
 from tests.fakes.waiting import eventually
 from tests.service.described import as_described

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from libs.bus.ports import Bus
-from services.gateway.server import Patience
+from services.gateway.protocol import Patience
 from tests.service.gateway_served import (
     DEADLINE_S,
     Owner,
@@ -97,29 +97,28 @@ def post(path: str, *headers: str) -> bytes:
     ).encode()
 
 
-@pytest.mark.parametrize(
-    "begun",
-    [
-        b"",
-        b"GET /api/he",
-        get("/api/health") + b"GET /api/health HTTP/1.1\r\nX-Slow: ",
-        post("/api/tasks", f"Content-Length: {len(TASK)}") + TASK[:5],
-        post("/api/tasks", "Transfer-Encoding: chunked") + b"5\r\n{goa",
-    ],
-    ids=["nothing", "line", "second head", "body", "chunk"],
+INCOMPLETE = (
+    b"",
+    b"GET /api/he",
+    get("/api/health") + b"GET /api/health HTTP/1.1\r\nX-Slow: ",
+    post("/api/tasks", f"Content-Length: {len(TASK)}") + TASK[:5],
+    post("/api/tasks", "Transfer-Encoding: chunked") + b"5\r\n{goa",
 )
-async def test_a_request_that_does_not_come_whole_is_told_so_and_holds_nothing(
-    served: Served, begun: bytes
-) -> None:
-    async with line(served) as slow:
-        slow.send(begun)
-        if begun.startswith(b"GET /api/health"):
-            assert (await slow.answer()).status == 200
-        late = await slow.answer()
-        assert late.status == 408
-        assert json.loads(late.body)["error_code"] == "REQUEST_TIMEOUT"
-        assert late.headers["connection"] == "close"
-        assert await slow.ended() == b""
+
+
+async def test_a_request_that_does_not_come_whole_is_told_so_and_holds_nothing(served: Served) -> None:
+    async def begin(begun: bytes) -> None:
+        async with line(served) as slow:
+            slow.send(begun)
+            if begun.startswith(b"GET /api/health"):
+                assert (await slow.answer()).status == 200
+            late = await slow.answer()
+            assert late.status == 408
+            assert json.loads(late.body)["error_code"] == "REQUEST_TIMEOUT"
+            assert late.headers["connection"] == "close"
+            assert await slow.ended() == b""
+
+    await asyncio.gather(*map(begin, INCOMPLETE))
     async with http_client(served) as client:
         assert (await client.get("/api/runs")).json()["runs"] == []
 
@@ -211,9 +210,12 @@ async def test_every_other_method_of_the_stream_is_refused_with_what_is_allowed(
             assert (refused.status_code, refused.content) == (status, b"")
 
 
-@pytest.mark.parametrize("identifier", FOREIGN)
-async def test_what_is_no_run_of_this_deployment_has_no_stream(served: Served, identifier: str) -> None:
+async def test_what_is_no_run_of_this_deployment_has_no_stream(served: Served) -> None:
     async with httpx.AsyncClient(base_url=served.url, timeout=DEADLINE_S) as client:
-        for part in ("", "/stream", "/events"):
-            missing = await client.get(f"/api/runs/{identifier}{part}")
-            assert (missing.status_code, missing.json()["error_code"]) == (404, "NOT_FOUND"), part
+        for identifier in FOREIGN:
+            for part in ("", "/stream", "/events"):
+                missing = await client.get(f"/api/runs/{identifier}{part}")
+                assert (missing.status_code, missing.json()["error_code"]) == (404, "NOT_FOUND"), (
+                    identifier,
+                    part,
+                )
