@@ -100,6 +100,14 @@ def _runs(weeks: Weeks) -> Iterator[str]:
         if "item" in created.task.metadata:
             completed = isinstance(decode_events(records[-1])[-1].body, RunCompleted)
             done[int(created.task.metadata["item"])] += completed
+    ends = [
+        one
+        for body in _bodies(weeks, weeks.logs.items)
+        if isinstance(body, p.ItemsEnded)
+        for one in body.items
+    ]
+    if not any(end.error.startswith("STALLED") for end in ends):
+        yield "no item was silent for too long"
     if done != Counter(range(weeks.pace.items)):
         yield f"of {weeks.pace.items} items {len(+done)} were done, {done.total()} times"
     fired = {body.run_id for body in _bodies(weeks, weeks.logs.schedule) if isinstance(body, ScheduleFired)}

@@ -240,5 +240,10 @@ def _garden(pace: Pace) -> ProjectSpec:
 def _papers(pace: Pace) -> ProjectSpec:
     items = ItemMap(items=[f"paper {number}" for number in range(pace.items)], goal="Read {item}.")
     return ProjectSpec(
-        name="papers", brief="Read them all.", concurrency=2, map=items, max_attempts_per_feature=3
+        name="papers",
+        brief="Read them all.",
+        concurrency=2,
+        map=items,
+        max_attempts_per_feature=3,
+        limits=ProjectLimits(stall_s=pace.stall_s),
     )

@@ -23,8 +23,10 @@ from tests.sim.model import Ask, Turn, away, completed
 from tests.sim.services import outside_of
 from tests.sim.world import Machine, World
 
-# One session in so many leaves what its check refuses, one in so many falls silent, one item in so many fails at first.
+# One session in so many leaves what its check refuses, one in so many falls silent; at first one item in so many fails,
+# and another one falls silent.
 BAD_EVERY, SILENT_EVERY, FAILING_EVERY = 7, 20, 10
+SILENT_ITEM = 5
 # Signs of life in one turn.
 SIGNS = 6
 
@@ -73,23 +75,25 @@ class Work:
         place = sum(isinstance(item, AssistantItem) for item in state.transcript)
         session = state.task.session
         number = session.session if session is not None and session.kind is SessionKind.FEATURE else None
-        if number is not None and number % SILENT_EVERY == 0:
+        place_in_ten = _first_try(state) % FAILING_EVERY
+        if place_in_ten == SILENT_ITEM or (number is not None and number % SILENT_EVERY == 0):
             return await asyncio.get_running_loop().create_future()
         for _ in range(SIGNS):
             await self._world.clock.sleep(self._think_s / SIGNS)
             self._pulse.beat()
+        if place_in_ten == 0:
+            return [away(state, None)]
         if number is None:
-            return [self._alone(state)]
+            return [completed(state, "Read.")]
         if number % BAD_EVERY == 0:
             self._world.disks[state.workspace].files.pop(WANTED, None)
         return [completed(state, _turns(number)[min(place, 2)])]
 
-    @staticmethod
-    def _alone(state: RunState) -> e.LogEvent:
-        """An item, or the run of a schedule."""
-        item, attempt = state.task.metadata.get("item"), state.task.metadata.get("attempt")
-        fails = item is not None and attempt == "1" and int(item) % FAILING_EVERY == 0
-        return away(state, None) if fails else completed(state, "Read.")
+
+def _first_try(state: RunState) -> int:
+    """The number of an item that is tried for the first time; 1 for anything else."""
+    labels = state.task.metadata
+    return int(labels["item"]) if labels.get("attempt") == "1" else 1
 
 
 def _turns(session: int) -> tuple[str | tuple[Ask, ...], ...]:

@@ -24,7 +24,7 @@ from libs.contracts.run import RunStatus
 from libs.contracts.values import RunError, Usage
 from services.gateway import projectcommands
 from services.scheduler.projects.decide import foresee, settle
-from services.scheduler.projects.effects import Effect, Env, MakeItem, StopRun, Wait
+from services.scheduler.projects.effects import Effect, Env, MakeItem, StopRun, Wait, Watch
 from services.scheduler.projects.facts import RunSeen
 from services.scheduler.projects.items import task_of
 
@@ -259,6 +259,36 @@ def test_a_cap_blocks_once_what_goes_on_has_ended() -> None:
             world.complete(run_id)
     assert world.state.block is not None
     assert (world.state.block.cap, len(world.made)) == ("sessions", 4)
+
+
+def test_a_silent_item_is_ended_and_tried_again_and_one_that_lives_never_is() -> None:
+    world = World(2, concurrency=2)
+    world.settle()
+    silent, slow = world.live
+    world.runs[silent] = world.runs[silent]._replace(silent_s=world.state.limits.stall_s)
+    world.runs[slow] = world.runs[slow]._replace(silent_s=world.state.limits.stall_s - 1)
+    world.settle()
+    assert Watch(slow, world.state.limits.stall_s) in world.effects
+    assert world.live == [slow]
+    world.settle()
+    assert world.state.items is not None
+    (waiting,) = world.state.items.waiting.values()
+    assert waiting.error.startswith("STALLED")
+    world.now += timedelta(seconds=60)
+    world.settle()
+    for run_id in world.live:
+        world.complete(run_id)
+    world.settle()
+    assert world.state.status is ProjectStatus.COMPLETED
+
+
+def test_without_a_limit_no_item_is_too_silent() -> None:
+    world = World(1)
+    world.state = msgspec.structs.replace(world.state, limits=ProjectLimits(stall_s=0))
+    world.settle()
+    world.runs[world.live[0]] = world.runs[world.live[0]]._replace(silent_s=1e6)
+    world.settle()
+    assert world.effects == ()
 
 
 def test_a_cancelled_project_stops_its_runs_and_then_ends() -> None:

@@ -37,9 +37,11 @@ from services.scheduler.projects.effects import (
     Say,
     StopRun,
     Wait,
+    Watch,
 )
 from services.scheduler.projects.facts import RunSeen, error_of
 from services.scheduler.projects.selection import BACKOFF_S_MAX, reached_cap
+from services.scheduler.projects.silences import STALL
 
 # 2^16 times the shortest wait is above the bound.
 _DOUBLINGS_MAX = 16
@@ -104,6 +106,10 @@ def _ended(
 def _end(
     state: ProjectState, mapped: ItemMap, index: int, work: ItemGoing, run: RunSeen, now: datetime
 ) -> ItemEnd:
+    if run.cancelled_by == STALL:
+        run = run._replace(
+            stalled=f"it showed no sign of life for {state.limits.stall_s:g} s, as long as is allowed (stall_s)"
+        )
     error = error_of(run)
     if error is None and mapped.acceptance and not run.passed:
         error = RunError(error_code="UNVERIFIED", message="none of its checks proved that it is done")
@@ -140,6 +146,19 @@ def _missing(items: ItemsState, env: Env) -> list[Effect]:
     return [MakeItem(index) for index, work in items.going.items() if work.run_id not in env.runs]
 
 
+def _watched(state: ProjectState, env: Env) -> list[Effect]:
+    """Runs that show no sign of life for too long are ended; the run's own log says by whom, and that is their record."""
+    limit_s = state.limits.stall_s
+    if limit_s <= 0:
+        return []
+    return [
+        StopRun(run.run_id, STALL)
+        if run.silent_s is not None and run.silent_s >= limit_s
+        else Watch(run.run_id, limit_s)
+        for run in env.runs.values()
+    ]
+
+
 def _go_on(state: ProjectState, items: ItemsState, mapped: ItemMap, env: Env) -> Say | Do:
     if all_over(state):
         return Say(_completed(state, items))
@@ -147,11 +166,11 @@ def _go_on(state: ProjectState, items: ItemsState, mapped: ItemMap, env: Env) ->
     stop = _stop(state, items, mapped, env.now)
     if stop is not None:
         # What goes on ends first, and counts.
-        return Do(tuple(_missing(items, env))) if items.going else Say([stop])
+        return Do((*_missing(items, env), *_watched(state, env))) if items.going else Say([stop])
     starts = _starts(state, items, mapped, free, env.now)
     if starts:
         return Say([*_phase(state, Phase.IMPLEMENT), e.ItemsBegun(items=starts)])
-    effects = _missing(items, env)
+    effects = [*_missing(items, env), *_watched(state, env)]
     paused = (run for run in env.runs.values() if run.status is RunStatus.PAUSED)
     effects += [ResumeRun(run.run_id, "project") for run in paused]
     if free > 0 and items.waiting:

@@ -45,7 +45,7 @@ from services.scheduler.projects.effects import (
 from services.scheduler.projects.facts import RunSeen, gone, seen
 from services.scheduler.projects.items import task_of
 from services.scheduler.projects.sessions import SessionRun, limits_of, run_of
-from services.scheduler.projects.silences import silence_of
+from services.scheduler.projects.silences import silence_behind, silence_of
 
 # Looks in a row: others may be faster a few times; a run that is made and gone takes one more.
 TRIES_MAX = 20
@@ -159,8 +159,10 @@ class Orchestrator:
         found: dict[str, RunSeen] = {}
         for run_id, tail in zip(wanted, tails, strict=True):
             status = _STATUSES.get(tail.header.state) if tail is not None else None
-            if status is not None and status not in TERMINAL:
-                found[run_id] = RunSeen(run_id, status)
+            if tail is not None and status is not None and status not in TERMINAL:
+                told = self._told(tail.header.boot)
+                silent_s = silence_behind(tail, status, told, self._clock.now())
+                found[run_id] = RunSeen(run_id, status, silent_s=silent_s)
             elif tail is not None:
                 run = await self._runs.find(state.tenant, run_id)
                 found[run_id] = seen(run.state) if run is not None else gone(run_id)

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TypeVar
 
 from libs.contracts.clock import parse_rfc3339
-from libs.contracts.run import OWNED, RunState
+from libs.contracts.envelope import Record, decode_events
+from libs.contracts.run import OWNED, RunState, RunStatus
 
 # Who asks a run to end that showed no sign of life.
 STALL = "stall"
@@ -23,9 +24,22 @@ def silence_of(state: RunState, told: Mapping[str, float] | None, now: datetime)
     if state.status not in OWNED or told is None:
         return None
     known = told.get(state.run_id)
-    if known is not None:
-        return known
-    return max(0.0, (now - parse_rfc3339(state.last_event_at)).total_seconds())
+    return known if known is not None else _since(state.last_event_at, now)
+
+
+def silence_behind(
+    tail: Record, status: RunStatus, told: Mapping[str, float] | None, now: datetime
+) -> float | None:
+    """The same by the newest record of a run, of many that nobody folds. `told` is by whoever wrote that: its owner, or
+    somebody who owns nothing and says nothing. Raises `UnreadableRecord`."""
+    if status not in OWNED or told is None:
+        return None
+    known = told.get(tail.log_id)
+    return known if known is not None else _since(decode_events(tail)[-1].at, now)
+
+
+def _since(at: str, now: datetime) -> float:
+    return max(0.0, (now - parse_rfc3339(at)).total_seconds())
 
 
 def overdue(watched: Mapping[Key, Mapping[str, float]], told: Iterable[Mapping[str, float]]) -> list[Key]:
