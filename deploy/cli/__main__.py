@@ -197,7 +197,7 @@ def _project(project: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--in", metavar="NAME", dest="within", help="the workspace that all items are done in"
     )
-    create.add_argument("--concurrency", type=positive, metavar="N", help="items at once (1)")
+    create.add_argument("--concurrency", type=positive, metavar="N", help="features or items at once (1)")
     listing = actions.add_parser("list", help="projects, newest first")
     listing.add_argument("--limit", type=positive, default=20, metavar="N", help="at most this many (20)")
     listing.add_argument("--cursor", help="continue where an earlier list ended")

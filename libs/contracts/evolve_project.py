@@ -38,7 +38,7 @@ from libs.contracts.projects import (
     ProjectStatus,
     remembered,
 )
-from libs.contracts.sessions import SessionKind
+from libs.contracts.sessions import SessionKind, Stage
 
 _replace = msgspec.structs.replace
 
@@ -262,6 +262,7 @@ def _started(state: ProjectState, event: Event) -> ProjectState:
         feature_id=body.feature_id,
         attempt=body.attempt,
         reverify=body.reverify,
+        base=body.base,
     )
     waits = {lane: wait for lane, wait in state.waits.items() if lane != body.lane}
     features = state.features
@@ -307,11 +308,11 @@ def _run_ended(state: ProjectState, event: Event) -> ProjectState:
     work = _work(state, event, body.lane, body.session)
     if work.run_id != body.run_id or work.stage is not body.stage:
         raise _illegal(state, event, f"run {body.run_id} is not the one that goes on")
-    end = StageEnd(
-        run_id=body.run_id, status=body.status, error=body.error, evidence=body.evidence, handoff=body.handoff
-    )
+    end = msgspec.convert(body, StageEnd, from_attributes=True)
     work = _replace(work, stage=None, run_id=None, stalled="", ends={**work.ends, body.stage: end})
-    return _replace(state, works={**state.works, body.lane: work}, usage=state.usage.plus(body.usage))
+    lanes = state.lanes | {work.lane} if body.stage is Stage.BEGIN and body.error is None else state.lanes
+    works, usage = {**state.works, body.lane: work}, state.usage.plus(body.usage)
+    return _replace(state, works=works, usage=usage, lanes=lanes)
 
 
 def _ended(state: ProjectState, event: Event) -> ProjectState:
@@ -324,7 +325,8 @@ def _ended(state: ProjectState, event: Event) -> ProjectState:
     state = _judged(state, work, body, error)
     waits = state.waits
     if body.retry_at is not None:
-        waits = {**waits, body.lane: Waiting(until=body.retry_at, sequence=event.sequence)}
+        wait = Waiting(until=body.retry_at, sequence=event.sequence, feature_id=body.feature_id)
+        waits = {**waits, body.lane: wait}
     return _replace(
         state,
         works={lane: other for lane, other in state.works.items() if lane != body.lane},

@@ -25,7 +25,7 @@ from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.values import RunError, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-PROJECT_FOLD_VERSION = 2
+PROJECT_FOLD_VERSION = 3
 
 F, P, S = FeatureStatus, Phase, ProjectStatus
 
@@ -113,11 +113,12 @@ class StageEnd(msgspec.Struct, frozen=True, kw_only=True):
     error: RunError | None = None
     evidence: Evidence | None = None
     handoff: Handoff | None = None
+    baseline: str | None = None
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The session that goes on in a lane; `stage` and `run_id` name the run that should exist now, if any; `stalled` says
-    why that one is to end."""
+    why that one is to end. Beside others it has begun from the commit `base`."""
 
     session: int
     kind: SessionKind
@@ -126,6 +127,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     feature_id: str | None = None
     attempt: int = 1
     reverify: list[str] = []
+    base: str | None = None
     stage: Stage | None = None
     run_id: str | None = None
     requested_at: str = ""
@@ -144,10 +146,12 @@ class LastSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane begins nothing before `until`; `sequence` is the event that said so, which a timer names."""
+    """A lane begins nothing before `until`; `sequence` is the event that said so, which a timer names. Meanwhile no other
+    lane takes the feature."""
 
     until: str
     sequence: int
+    feature_id: str | None = None
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +192,8 @@ class ProjectState(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[FeatureStatus, int] = {}
     works: dict[int, Work] = {}
     waits: dict[int, Waiting] = {}
+    # The lanes whose own workspaces stand.
+    lanes: frozenset[int] = frozenset()
     sessions: int = 0
     # First sessions, or proofs of the whole, that failed in a row; and the event that says that the whole was proved.
     failures: int = 0
@@ -208,6 +214,11 @@ class ProjectState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def in_lanes(self) -> bool:
+        """Whether sessions of features are held beside each other, each in the workspace of its lane."""
+        return self.spec.map is None and self.spec.concurrency > 1
 
     @property
     def active_features(self) -> list[Feature]:

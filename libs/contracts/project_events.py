@@ -120,7 +120,8 @@ class ProjectCompleted(EventBody, frozen=True, kw_only=True):
 
 
 class SessionStarted(EventBody, frozen=True, kw_only=True):
-    """`attempt` is told to the model. `reverify` are committed features that are proved first."""
+    """`attempt` is told to the model. `reverify` are committed features that are proved first. `base` is the commit that a
+    session beside others begins from, whatever is committed meanwhile."""
 
     type = "session.started"
     life = True
@@ -130,6 +131,7 @@ class SessionStarted(EventBody, frozen=True, kw_only=True):
     feature_id: str | None = None
     attempt: int = 1
     reverify: list[str] = msgspec.field(default_factory=list[str])
+    base: str | None = None
 
 
 class SessionRunRequested(EventBody, frozen=True, kw_only=True):
@@ -157,7 +159,8 @@ class SessionStalled(EventBody, frozen=True, kw_only=True):
 
 
 class SessionRunEnded(EventBody, frozen=True, kw_only=True):
-    """How the run of a stage ended, as its own log says, and what it leaves for the next session."""
+    """How the run of a stage ended, as its own log says, and what it leaves for the next session; of a workspace beside
+    others the snapshot that the session's runs are compared with (`baseline`)."""
 
     type = "session.run_ended"
     life = True
@@ -170,6 +173,7 @@ class SessionRunEnded(EventBody, frozen=True, kw_only=True):
     error: RunError | None = None
     evidence: Evidence | None = None
     handoff: Handoff | None = None
+    baseline: str | None = None
 
 
 class SessionEnded(EventBody, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from libs.contracts.projects import (
     ATTEMPTS_DEFAULT,
     FEATURES_MAX,
     HOOK_TIMEOUT_S_DEFAULT,
+    LANES_MAX,
     STALL_S_DEFAULT,
     FeatureSpec,
     ProjectLimits,
@@ -197,7 +198,7 @@ class ProjectCreate(Request):
         Field(
             ge=1,
             le=CONCURRENCY_MAX,
-            description="Items at once. Sessions of features are held one after the other in this version.",
+            description=f"Features worked on at once (at most {LANES_MAX}), each in a workspace of its own; or items.",
         ),
     ] = 1
     model: Name | None = None
@@ -218,9 +219,9 @@ class ProjectCreate(Request):
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> "ProjectCreate":
-        if self.map is None and self.concurrency > 1:
+        if self.map is None and self.concurrency > LANES_MAX:
             raise ValueError(
-                "concurrency: is 1 for features in this version; only items are done side by side"
+                f"concurrency: at most {LANES_MAX} features are worked on at once; only items are small enough for more"
             )
         given = {
             "features": self.features,

@@ -27,6 +27,9 @@ ERROR_CHARS_MAX = 4_000
 EVIDENCE_LINES_MAX = 20
 EVIDENCE_CHARS_MAX = 300
 
+# Sessions of features beside each other: each has a copy of the workspace, and all of them meet in one branch.
+LANES_MAX = 16
+
 ATTEMPTS_DEFAULT = 5
 STALL_S_DEFAULT = 300.0
 HOOK_TIMEOUT_S_DEFAULT = 60.0

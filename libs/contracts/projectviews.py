@@ -11,7 +11,7 @@ import msgspec
 from libs.contracts.activity import activity
 from libs.contracts.clock import parse_rfc3339, rfc3339
 from libs.contracts.items import item_id
-from libs.contracts.project import Feature, ProjectState, Work
+from libs.contracts.project import Feature, ProjectState, Waiting, Work
 from libs.contracts.projects import FeatureStatus, Handoff, Phase, ProjectStatus
 from libs.contracts.run import RunState
 from libs.contracts.views import Object, UsageView, View, usage_view
@@ -185,7 +185,7 @@ def project_view(state: ProjectState, runs: dict[str, RunState], now: datetime) 
     for run in runs.values():
         usage = usage.plus(run.usage)
     active = [_active(state, work, runs.get(work.run_id or "")) for work in state.works.values()]
-    retries = [_retry(state, wait.until) for lane, wait in state.waits.items() if lane not in state.works]
+    retries = [_retry(state, wait) for lane, wait in state.waits.items() if lane not in state.works]
     return ProjectView(
         project_id=state.project_id,
         tenant=state.tenant,
@@ -315,15 +315,14 @@ def _phase(state: ProjectState, runs: dict[str, RunState]) -> Phase:
     return Phase.VERIFY if verifying and state.phase is Phase.IMPLEMENT else state.phase
 
 
-def _retry(state: ProjectState, at: str) -> RetryView:
-    last = state.last_session
-    feature = state.features.get(last.feature_id or "") if last is not None else None
+def _retry(state: ProjectState, wait: Waiting) -> RetryView:
+    feature = state.features.get(wait.feature_id or "")
     failures = feature.failures + feature.unfinished if feature is not None else state.failures
     return RetryView(
-        at=at,
+        at=wait.until,
         feature_id=feature.id if feature is not None else None,
         attempt=failures + 1,
-        error=last.reason if last is not None else "",
+        error=feature.last_error if feature is not None else state.last_error,
     )
 
 

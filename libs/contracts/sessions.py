@@ -23,11 +23,15 @@ class SessionKind(StrEnum):
 
 
 class Stage(StrEnum):
-    """The runs of a session, in order: an errand that looks at the environment, the agent, an errand that closes."""
+    """The runs of a session, in order: an errand that looks at the environment, the agent, an errand that closes. One that
+    is held beside others has a workspace of its own: an errand before them makes that what the project is, and one behind
+    them brings the commit to the project's workspace."""
 
+    BEGIN = "begin"
     HEALTH = "health"
     AGENT = "agent"
     CLOSE = "close"
+    MERGE = "merge"
 
 
 class SessionRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,12 +16,16 @@ from libs.contracts.values import ProjectInstructions
 WORKSPACE_PREPARE = "workspace_prepare"
 # `workspace_command` {argv}: a command of the project (its `init`, a hook), in the workspace and its sandbox
 WORKSPACE_COMMAND = "workspace_command"
-# `workspace_commit` {message, trailers, files, verified} -> metadata {commit, head, baseline, found}
+# `workspace_commit` {message, trailers, files, verified, head, kept, offer} -> metadata {commit, head, baseline, found}
 WORKSPACE_COMMIT = "workspace_commit"
-# `workspace_set_aside` {ref, message, head} -> metadata {side_ref, head, baseline}: leftovers go, the tree is clean
+# `workspace_set_aside` {ref, message, head, offer} -> metadata {side_ref, head, baseline}: leftovers go, the tree is clean
 WORKSPACE_SET_ASIDE = "workspace_set_aside"
-# `workspace_restore` {ref} -> metadata {restored: bool}: what was set aside comes back
+# `workspace_restore` {ref, object} -> metadata {restored: bool}: what was set aside comes back
 WORKSPACE_RESTORE = "workspace_restore"
+# `workspace_begin` {object, head} -> metadata {head, baseline}: the tree is what the project's branch holds at `head`
+WORKSPACE_BEGIN = "workspace_begin"
+# `workspace_merge` {object, ref, head} -> metadata {conflicts: [path]}: the tree is `head` with what `ref` changed
+WORKSPACE_MERGE = "workspace_merge"
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,5 +89,20 @@ def objects_of(workspace_id: str, chain: Sequence[str]) -> list[str]:
 
 
 def workspace_of(name: str) -> str:
-    """The workspace that an object is of."""
+    """The workspace that an object is of, or the project."""
     return name.partition("/")[0]
+
+
+def lane_workspace(workspace: str, lane: int) -> str:
+    """The name of the workspace that a lane of a project has for itself."""
+    return f"{workspace}-lane-{lane}"
+
+
+def branch_object(project_id: str) -> str:
+    """The name of the object that brings a project's branch from its workspace into those of its lanes."""
+    return f"{project_id}/branch"
+
+
+def feature_object(project_id: str, feature_id: str) -> str:
+    """The name of the object that holds what the latest session made of a feature, wherever that was held."""
+    return f"{project_id}/feature/{feature_id}"

@@ -1,4 +1,5 @@
-"""What snapshots of workspaces leave behind: objects that no chain needs any more, and records that newer ones outdate.
+"""What snapshots of workspaces leave behind: objects that no chain needs any more, and records that newer ones outdate; and
+what travelled between the workspaces of a project that has ended.
 
 Invariant: an object goes only when it was not needed for `snapshot_kept_s`, by the newest record of its workspace's log
 each time: a host stores an object before its event, and reads a chain that may be outdated meanwhile. So of each
@@ -14,9 +15,12 @@ from libs.contracts.envelope import Record, decode_events
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.events import WorkspaceAttached
 from libs.contracts.ids import SHARDS, is_id, workspace_id
+from libs.contracts.project import TERMINAL
 from libs.contracts.subjects import ANY_TENANT
 from libs.contracts.workspaces import Saved, objects_of, workspace_of
 from services.scheduler.settings import Timing
+
+_ENDED = frozenset(status.value for status in TERMINAL)
 
 # What one sweep looks at: a round trip each, and one for each object that goes; some seconds at most in all.
 WORKSPACES_PER_SWEEP = 200
@@ -60,7 +64,11 @@ class OldSnapshots:
                 by_workspace[workspace_of(name)].append(name)
             known = set(names)
             self._unneeded = {name: at for name, at in self._unneeded.items() if name in known}
-            self._listed.extend((key, found) for key, found in by_workspace.items() if is_id("ws", key))
+            self._listed.extend(
+                (key, found)
+                for key, found in by_workspace.items()
+                if is_id("ws", key) or is_id("project", key)
+            )
         for _ in range(min(WORKSPACES_PER_SWEEP, len(self._listed))):
             await self._clear(*self._listed.popleft(), now)
 
@@ -69,6 +77,10 @@ class OldSnapshots:
         key = LogKey(ANY_TENANT, identifier)
         tail = await self._log.tail(key)
         needed: set[str] = set()
+        if is_id("project", identifier):
+            goes_on = tail is not None and tail.header.state not in _ENDED
+            # Of what travels each name is needed until the end; the log is nobody's to shorten.
+            needed, tail = set(names) if goes_on else set[str](), None
         if tail is not None:
             try:
                 saved = _saved_in(tail)

@@ -87,9 +87,9 @@ async def _serve(
         ripgrep=installed(settings.program_path),
         knowledge=knowledge,
         redaction=redaction,
+        objects=bus.store("workspaces"),
     )
-    host = ToolHost(bus, clock, Redacted(Invocations(parts), redaction))
-    died = asyncio.Event()
+    host, died = ToolHost(bus, clock, Redacted(Invocations(parts), redaction)), asyncio.Event()
     around = Surroundings(processes, sandbox, settings.root / HIDDEN_FOLDER / "mcp")
     try:
         async with (

@@ -12,12 +12,15 @@ from pathlib import Path
 import msgspec
 
 from libs.contracts.workspaces import (
+    WORKSPACE_BEGIN,
     WORKSPACE_COMMAND,
     WORKSPACE_COMMIT,
+    WORKSPACE_MERGE,
     WORKSPACE_PREPARE,
     WORKSPACE_RESTORE,
     WORKSPACE_SET_ASIDE,
 )
+from services.toolhost import branches
 from services.toolhost.errors import ToolFailure, WorkspaceFault
 from services.toolhost.projectgit import ProjectGit
 from services.toolhost.tools import Arguments, Outcome, ToolContext, commands, decoded
@@ -40,28 +43,49 @@ class CommandArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """`files` are those that the runtime keeps in the workspace, by path; `verified` is the snapshot that was judged
-    (`None`: nothing was, this is a baseline); the commit comes on top of `head`, whatever was committed since."""
+    """`files` are those that the runtime keeps in the workspace, by path, `kept` those that stay as they were; `verified` is
+    the snapshot that was judged (`None`: nothing was that could have changed since); the commit comes on top of `head`,
+    whatever was committed since. With `offer` it counts only once it is stored under that name, as `ref`."""
 
     message: str
     trailers: dict[str, str]
     files: dict[str, str] = {}
+    kept: list[str] = []
     verified: str | None = None
     head: str | None = None
+    offer: str | None = None
+    ref: str | None = None
 
 
 class SetAsideArguments(msgspec.Struct, frozen=True, kw_only=True):
     """`head` is the commit that the branch goes back to (`HEAD`: where it stands); `None`: there is none yet, and nothing is
-    done."""
+    done. What was left over is stored as `offer`, if that is a name."""
 
     ref: str
     message: str
     trailers: dict[str, str]
     head: str | None = None
+    offer: str | None = None
 
 
 class RestoreArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """`object`: it may have been left in another workspace, and is stored there."""
+
     ref: str
+    object: str | None = None
+
+
+class BeginArguments(msgspec.Struct, frozen=True, kw_only=True):
+    object: str
+    head: str
+
+
+class MergeArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """`object` holds the commit `ref`; `head` is where the project's branch stands."""
+
+    object: str
+    ref: str
+    head: str
 
 
 async def _prepare(context: ToolContext, arguments: Arguments) -> Outcome:
@@ -129,11 +153,14 @@ async def _commit(context: ToolContext, arguments: Arguments) -> Outcome:
     await git.ensure()
     if await git.found(wanted.trailers) is None:
         if wanted.verified is not None:
-            await _require_unchanged(context, wanted.verified, set(wanted.files))
+            await _require_unchanged(context, wanted.verified, {*wanted.files, *wanted.kept})
         await asyncio.to_thread(_write, context, wanted.files)
-    commit, found = await git.commit(wanted.message, wanted.trailers, wanted.head)
+    commit, found = await git.commit(wanted.message, wanted.trailers, wanted.head, wanted.kept)
     if not await git.is_clean():
         raise WorkspaceFault("the tree is not clean after the commit: a process of the project still writes")
+    if wanted.offer is not None:
+        since = wanted.head if wanted.ref is not None else None
+        await branches.offer(context, git, wanted.offer, "HEAD", wanted.ref, since)
     baseline = await context.repository.snapshot(f"commit {commit}")
     metadata: dict[str, object] = {
         "commit": commit,
@@ -172,6 +199,8 @@ async def _set_aside(context: ToolContext, arguments: Arguments) -> Outcome:
     if head is None:
         return Outcome(ok=True, output="there is no commit to go back to yet")
     aside = await git.set_aside(wanted.ref, wanted.message, wanted.trailers, head)
+    if wanted.offer is not None and aside.side_ref is not None:
+        await branches.offer(context, git, wanted.offer, aside.side_ref, aside.side_ref, head)
     baseline = await context.repository.snapshot(f"back to {head}")
     told = f"kept as {aside.side_ref}" if aside.side_ref is not None else "nothing was left over"
     metadata: dict[str, object] = {
@@ -186,9 +215,33 @@ async def _restore(context: ToolContext, arguments: Arguments) -> Outcome:
     wanted = decoded(arguments, RestoreArguments)
     git = ProjectGit(context)
     await git.ensure()
-    restored = await git.bring_back(wanted.ref)
-    told = "what was left over is back" if restored else f"{wanted.ref} does not fit any more; it stays there"
-    return Outcome(ok=restored, output=told, metadata={"restored": restored})
+    if wanted.object is not None:
+        await branches.take(context, git, wanted.object)
+    conflicts = await git.bring_back(wanted.ref, marked=wanted.object is not None)
+    if conflicts is None:
+        told = f"{wanted.ref} does not fit any more; it stays there"
+    elif conflicts:
+        named = ", ".join(conflicts[:_NAMED_MAX])
+        told = f"what was left over is back; these files hold both versions between conflict markers: {named}"
+    else:
+        told = "what was left over is back"
+    return Outcome(ok=conflicts == [], output=told, metadata={"restored": conflicts is not None})
+
+
+async def _begin(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, BeginArguments)
+    await branches.begin(context, wanted.object, wanted.head)
+    baseline = await context.repository.snapshot(f"begin from {wanted.head}")
+    metadata: dict[str, object] = {"head": wanted.head, "baseline": baseline.commit}
+    return Outcome(ok=True, output=f"the workspace is what {wanted.head} holds", metadata=metadata)
+
+
+async def _merge(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, MergeArguments)
+    conflicts = await branches.merge(context, wanted.object, wanted.ref, wanted.head)
+    named = ", ".join(conflicts[:_NAMED_MAX])
+    told = f"these files contradict each other: {named}" if conflicts else f"{wanted.ref} fits {wanted.head}"
+    return Outcome(ok=not conflicts, output=told, metadata={"conflicts": conflicts[:_NAMED_MAX]})
 
 
 ERRANDS: dict[str, Callable[[ToolContext, Arguments], Awaitable[Outcome]]] = {
@@ -197,6 +250,8 @@ ERRANDS: dict[str, Callable[[ToolContext, Arguments], Awaitable[Outcome]]] = {
     WORKSPACE_COMMIT: _commit,
     WORKSPACE_SET_ASIDE: _set_aside,
     WORKSPACE_RESTORE: _restore,
+    WORKSPACE_BEGIN: _begin,
+    WORKSPACE_MERGE: _merge,
 }
 
 

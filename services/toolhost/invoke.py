@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from libs.bus.journal import Journal, key_of
-from libs.bus.ports import Log
+from libs.bus.ports import Blobs, Log
 from libs.chassis.effects import Effect, Prepared, failed, refused
 from libs.contracts.evidence import (
     BrowserQuestion,
@@ -81,6 +81,7 @@ class HostParts(NamedTuple):
     ripgrep: str | None
     knowledge: Knowledge
     redaction: Redaction
+    objects: Blobs
 
 
 class Invocations:
@@ -211,6 +212,7 @@ class Invocations:
             call_id=key,
             tenant=call.tenant,
             knowledge=self._parts.knowledge,
+            objects=self._parts.objects,
             guard=attached.guard,
             repository=attached.repository,
             undo=attached.undo,

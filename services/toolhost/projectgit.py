@@ -42,6 +42,13 @@ class SetAside(msgspec.Struct, frozen=True, kw_only=True):
     head: str | None
 
 
+class Merged(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree, in which the files of `conflicts` hold both versions between markers."""
+
+    tree: str
+    conflicts: list[str]
+
+
 class ProjectGit:
     """The repository in the root of one workspace, through one call's context."""
 
@@ -58,16 +65,22 @@ class ProjectGit:
         return await self._resolve("HEAD")
 
     async def commit(
-        self, message: str, trailers: Mapping[str, str], parent: str | None = None
+        self,
+        message: str,
+        trailers: Mapping[str, str],
+        parent: str | None = None,
+        kept: Sequence[str] = (),
     ) -> tuple[str, bool]:
         """Commit the whole tree on top of `parent`, also when nothing changed; the commit, and whether it was there already.
-        What an agent committed by itself becomes a part of it."""
+        What an agent committed by itself becomes a part of it; the files `kept` are as they were before."""
         found = await self.found(trailers)
         if found is not None:
             return found, True
         if parent is not None and await self._resolve(parent) is not None:
             await self._run("reset", "--quiet", "--soft", parent)
         await self._run("add", "--all")
+        if kept:
+            await self._run("restore", "--source=HEAD", "--staged", "--worktree", "--", *kept)
         lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
         await self._run("commit", "--quiet", "--allow-empty", "--no-verify", "-m", message, "-m", lines)
         head = await self.head()
@@ -104,16 +117,51 @@ class ProjectGit:
         await self._run("clean", "-d", "--force", "--quiet")
         return SetAside(side_ref=ref, head=head)
 
-    async def bring_back(self, ref: str) -> bool:
-        """Put what a side ref holds on top of the tree, uncommitted; `False`, and nothing done, where it does not fit."""
-        if await self._resolve(ref) is None:
-            return False
-        # Merged without the tree: writing the outcome is the same however often it is done.
-        exit_code, answer = await self._try("merge-tree", "--write-tree", "HEAD", ref)
-        if exit_code != 0:
-            return False
-        await self._run("restore", "--worktree", f"--source={answer.split()[0]}", "--", ".")
-        return True
+    async def bring_back(self, ref: str, *, marked: bool = False) -> list[str] | None:
+        """Put what a side ref holds on top of the tree, uncommitted. Files that do not fit are named, and hold both versions
+        between markers if they may be `marked`. `None`, and nothing done, where they may not, or nothing is there."""
+        if not await self.has(ref):
+            return None
+        merged = await self.merged(ref)
+        if merged.conflicts and not marked:
+            return None
+        await self._run("restore", "--worktree", f"--source={merged.tree}", "--", ".")
+        return merged.conflicts
+
+    async def merged(self, ref: str) -> Merged:
+        """What is checked out and the commit `ref` give together, by what each changed since they parted. Nothing is
+        written, so it is the same however often it is done."""
+        options = ("--write-tree", "--name-only", "--no-messages", "-z")
+        exit_code, answer = await self._try("merge-tree", *options, "HEAD", ref)
+        if exit_code not in (0, 1):
+            raise RepositoryFault(f"git could not merge {ref}: {answer.strip()[-500:]}")
+        tree, *named = answer.rstrip("\0").split("\0")
+        return Merged(tree=tree, conflicts=sorted({name for name in named if name}))
+
+    async def put_tree(self, tree: str) -> None:
+        """Make index and files what `tree` holds; the branch stays."""
+        await self._run("read-tree", "--reset", "-u", tree)
+
+    async def check_out(self, commit: str) -> None:
+        """Make branch, index and files what `commit` holds. Ignored files stay."""
+        await self._run("checkout", "--quiet", "--force", "-B", _BRANCH, commit)
+        await self._run("clean", "-d", "--force", "--quiet")
+
+    async def has(self, commit: str) -> bool:
+        return await self._resolve(commit) is not None
+
+    async def bundle(self, file: str, commit: str, ref: str, since: str | None) -> None:
+        """What `commit` holds, and `since` does not, as a file, in which it is called `ref`."""
+        await self._run("update-ref", ref, commit)
+        without = [f"^{since}"] if since is not None else []
+        await self._run("bundle", "create", "--quiet", file, ref, *without)
+
+    async def unbundle(self, file: str) -> None:
+        """Take in what `bundle` gave, as what it was called there."""
+        await self._run("fetch", "--quiet", "--no-tags", file, "+refs/perdure/*:refs/perdure/*")
+
+    async def forget_file(self, file: str) -> None:
+        await self._carry_out(["rm", "-f", file])
 
     async def _resolve(self, name: str) -> str | None:
         exit_code, answer = await self._try("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")

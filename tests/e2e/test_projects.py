@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,7 +22,7 @@ def check(path: str, text: str) -> dict[str, object]:
     return {"kind": "command", "argv": ["grep", "-q", text, path]}
 
 
-def feature(identifier: str, **more: object) -> dict[str, object]:
+def feature(identifier: str, **more: object) -> dict[str, Any]:
     acceptance = [check(f"{identifier}.txt", f"this is {identifier}")]
     return {"id": identifier, "title": f"make {identifier}", "acceptance": acceptance, **more}
 
@@ -54,8 +55,20 @@ SCRIPT: Script = {
     # What it says at last was revoked long before.
     "The last error and its evidence:\nSTALLED": builds("quiet"),
     working_on("quiet"): [says("It is done.", delay_s=PATIENCE_S)],
+    # Its own file has come back from the session before, and the other one's version beside its own.
+    "does not go together with what was committed meanwhile": [
+        calls(call("write_file", path="sides.txt", content="left and right\n")),
+        *builds("solved")[1:],
+    ],
     "This is attempt 2. It was tried before. The last error": builds("stubborn"),
-    **{working_on(name): builds(name) for name in (*LETTERS, "one", "two", "three", "hooked")},
+    **{working_on(name): builds(name) for name in (*LETTERS, "one", "two", "three", "hooked", "behind")},
+    **{
+        working_on(side): [
+            calls(call("write_file", path="sides.txt", content=f"{side}\n")),
+            *builds(side),
+        ]
+        for side in ("left", "right")
+    },
     working_on("stubborn"): [
         calls(call("write_file", path="stubborn.txt", content="something else\n")),
         *[says("It is done.")] * 3,
@@ -76,18 +89,18 @@ async def create(perdure: Stage, **body: object) -> str:
         return str(answer.json()["project_id"])
 
 
-async def card(perdure: Stage, project_id: str) -> dict[str, object]:
+async def card(perdure: Stage, project_id: str) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=perdure.perdure.url, timeout=30) as http:
         answer = await http.get(f"/api/projects/{project_id}")
         assert answer.status_code == 200, answer.text
         return answer.json()
 
 
-async def once(perdure: Stage, project_id: str, status: str) -> dict[str, object]:
+async def once(perdure: Stage, project_id: str, status: str) -> dict[str, Any]:
     """The card once the project is in this status. Patience is for each step of the project, not for all of them."""
     sequence: object = None
 
-    async def look() -> dict[str, object] | None:
+    async def look() -> dict[str, Any] | None:
         seen = await card(perdure, project_id)
         return seen if seen["status"] == status or seen["last_sequence"] != sequence else None
 
@@ -179,6 +192,53 @@ async def test_kills_of_all_that_works_change_nothing_in_the_outcome(perdure: St
     await once(perdure, project_id, "COMPLETED")
     assert log_of(perdure, project_id) == names
     assert is_clean(perdure, project_id)
+
+
+def side(name: str) -> dict[str, Any]:
+    made = feature(name)
+    return made | {"acceptance": [*made["acceptance"], check("sides.txt", name)]}
+
+
+async def test_features_beside_each_other_are_merged_one_by_one_and_a_contradiction_is_solved(
+    perdure: Stage,
+) -> None:
+    """Whatever is killed meanwhile. Both sides write one file, each its own way; the third one needs the first."""
+    project_id = await create(
+        perdure,
+        name="sides",
+        brief="Build.",
+        features=[side("left"), side("right"), feature("behind", depends_on=["left"])],
+        concurrency=2,
+    )
+
+    async def look() -> dict[str, Any]:
+        return await card(perdure, project_id)
+
+    both = await eventually(look, "two at once", fits=lambda seen: len(seen["active"]) == 2, every_s=0.05)
+    assert {str(active["feature_id"]) for active in both["active"]} == {"left", "right"}
+    await eventually(look, "a merge", fits=lambda seen: seen["phase"] == "commit", every_s=0.05)
+    for victim in ("toolhost", "executor", "scheduler"):
+        perdure.perdure.kill(victim)
+    await once(perdure, project_id, "COMPLETED")
+
+    history = log_of(perdure, project_id)
+    assert sorted(history) == ["behind", "left", "right"], "one commit a feature, whoever was killed"
+    assert history.index("left") < history.index("behind")
+    assert is_clean(perdure, project_id)
+    home = perdure.data / "workspaces" / project_id
+    assert (home / "sides.txt").read_text() == "left and right\n"
+    assert {path.name for path in home.glob("*.txt")} == {"left.txt", "right.txt", "behind.txt", "sides.txt"}
+    assert "[v] " in (home / "progress.md").read_text()
+    async with httpx.AsyncClient(base_url=perdure.perdure.url, timeout=30) as http:
+        told = (await http.get(f"/api/projects/{project_id}/stream")).text
+        listed = (await http.get(f"/api/projects/{project_id}/features")).json()["features"]
+        runs = (await http.get("/api/runs", params={"project_id": project_id, "limit": 100})).json()["runs"]
+    assert told.count('"outcome":"unfinished"') == 1
+    assert "does not go together with what was committed meanwhile: MERGE_CONFLICT" in told
+    assert "these files contradict each other: sides.txt" in told
+    assert sorted(one["attempts"] for one in listed) == [1, 1, 2]
+    assert sum("bring it to the project" in run["goal"] for run in runs) == 4
+    assert len({run["workspace"] for run in runs}) == 3, "the project's own, and one for each lane"
 
 
 # Case 133: what a hook prints counts for nothing, and however much it is, it is bounded.

@@ -20,7 +20,7 @@ from libs.contracts.projects import FeatureSpec, ProjectSpec
 from libs.contracts.run import RunStatus, StepResult
 from libs.contracts.sessions import Stage
 from libs.contracts.values import RunError, Usage
-from libs.contracts.workspaces import WORKSPACE_COMMIT
+from libs.contracts.workspaces import WORKSPACE_BEGIN, WORKSPACE_COMMIT
 from services.scheduler.projects.decide import foresee, settle
 from services.scheduler.projects.effects import (
     Env,
@@ -33,6 +33,7 @@ from services.scheduler.projects.effects import (
     Watch,
 )
 from services.scheduler.projects.facts import RunSeen
+from services.scheduler.projects.lanes import workspace_for
 from services.scheduler.projects.proofs import checks_of, proofs
 
 PROJECT = "project_0_" + "0" * 26
@@ -64,6 +65,17 @@ class ProjectWorld:
     def live(self) -> RunSeen | None:
         return next((run for run in self.runs.values() if not run.ended), None)
 
+    def live_in(self, lane: int) -> RunSeen | None:
+        """The run that goes on in a lane."""
+        work = self.state.works.get(lane)
+        run = self.runs.get(work.run_id or "") if work is not None else None
+        return run if run is not None and not run.ended else None
+
+    def _workspaces(self) -> list[str]:
+        """The workspaces in which a run goes on."""
+        works = [work for work in self.state.works.values() if self.live_in(work.lane) is not None]
+        return [workspace_for(self.state, work) for work in works]
+
     def say(self, events: list[ProjectEvent]) -> None:
         self.state = foresee(self.state, events, self.now)
         self.events += events
@@ -80,7 +92,8 @@ class ProjectWorld:
                     run_id = self.state.works[lane].run_id
                     assert run_id is not None
                     assert run_id not in self.runs, "a run is made once"
-                    assert self.live is None, "one run at a time in a workspace"
+                    workspace = workspace_for(self.state, self.state.works[lane])
+                    assert workspace not in self._workspaces(), "one run at a time in a workspace"
                     self.runs[run_id] = RunSeen(run_id, RunStatus.RUNNING)
                 case StopRun(run_id, by):
                     self._set(run_id, status=RunStatus.CANCELLED, cancelled_by=by)
@@ -93,7 +106,7 @@ class ProjectWorld:
                 case MakeItem():
                     raise AssertionError("a project of features has no items")
                 case Wait():
-                    self.timer = effect
+                    self.timer = min(effect, self.timer or effect, key=lambda wait: wait.until)
 
     def settle(self) -> None:
         """Decide until the world stands still."""
@@ -111,17 +124,22 @@ class ProjectWorld:
         if self.timer is not None:
             self.now = max(self.now, self.timer.until)
 
-    def pass_run(self, **more: Any) -> None:
-        """The run that goes on does what it shall."""
-        run = self._open()
+    def pass_run(self, lane: int | None = None, **more: Any) -> None:
+        """The run that goes on (in the lane, if one is named) does what it shall."""
+        run = self._open(lane)
         work = next(work for work in self.state.works.values() if work.run_id == run.run_id)
         match work.stage:
+            case Stage.BEGIN:
+                begun: dict[str, object] = {"head": work.base, "baseline": "b" * 40}
+                more.setdefault("steps", (StepResult(name=WORKSPACE_BEGIN, ok=True, metadata=begun),))
             case Stage.HEALTH:
                 results = [_result(failed=False) for _ in checks_of(self.state, work)]
                 more.setdefault("verification", _verification(results))
             case Stage.AGENT:
                 more.setdefault("verification", _verification([_result(failed=False)]))
             case _:
+                if work.stage is Stage.MERGE and work.base != self.state.head:
+                    more.setdefault("verification", _verification([_result(failed=False)]))
                 self.commits += 1
                 commit = f"{self.commits:040x}"
                 done: dict[str, object] = {"commit": commit, "head": commit, "baseline": commit}
@@ -130,8 +148,14 @@ class ProjectWorld:
         more.setdefault("usage", Usage(requests=1, input_tokens=90, output_tokens=10, cost_usd=0.01))
         self._set(run.run_id, status=RunStatus.COMPLETED, **more)
 
-    def fail_run(self, code: str = "VERIFICATION_FAILED", message: str = "no", **more: Any) -> None:
-        run = self._open()
+    def fail_run(
+        self,
+        code: str = "VERIFICATION_FAILED",
+        message: str = "no",
+        lane: int | None = None,
+        **more: Any,
+    ) -> None:
+        run = self._open(lane)
         self._set(
             run.run_id,
             status=RunStatus.FAILED,
@@ -140,19 +164,19 @@ class ProjectWorld:
             **more,
         )
 
-    def break_features(self, *broken: str) -> None:
+    def break_features(self, *broken: str, lane: int | None = None) -> None:
         """The errand finds that the acceptance of these features fails."""
-        run = self._open()
+        run = self._open(lane)
         work = next(work for work in self.state.works.values() if work.run_id == run.run_id)
         places = proofs(self.state, work)
         results = [_result(failed=False) for _ in checks_of(self.state, work)]
         for identifier in broken:
             for index in range(places[identifier].start, places[identifier].stop):
                 results[index] = _result(failed=True)
-        self.fail_run(verification=_verification(results))
+        self.fail_run(verification=_verification(results), lane=lane)
 
-    def _open(self) -> RunSeen:
-        run = self.live
+    def _open(self, lane: int | None) -> RunSeen:
+        run = self.live if lane is None else self.live_in(lane)
         assert run is not None
         return run
 

@@ -10,7 +10,9 @@ from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
 from libs.contracts.envelope import Event, decode_events
 from libs.contracts.ids import SHARDS, workspace_id
-from libs.contracts.workspaces import Saved, objects_of
+from libs.contracts.project_events import ProjectCancelled, ProjectCreated, ProjectPaused
+from libs.contracts.projects import ProjectSpec
+from libs.contracts.workspaces import Saved, branch_object, objects_of
 from tests.fakes.waiting import eventually
 from tests.service.scheduler_peers import CLOCK, QUICK, Deployment, scheduler
 
@@ -36,13 +38,29 @@ async def keep(bus: Bus, name: str, chain: list[str], by: str = "run") -> LogKey
     return key
 
 
+async def project(bus: Bus, number: int, ended: bool) -> str:
+    """A project with a branch that travels between its workspaces; the name of that object."""
+    key = LogKey("local", f"project_0_{number:026d}")
+    body = ProjectCreated(
+        tenant="local", spec=ProjectSpec(name="p", brief="b"), workspace="w", body_hash="", by=""
+    )
+    end = ProjectCancelled(by="me") if ended else ProjectPaused(by="me")
+    at = rfc3339(CLOCK.now())
+    events = [Event(1, key.log_id, at, body), Event(2, key.log_id, at, end)]
+    await bus.log.append(Draft(key, 0, events, 0, "CANCELLED" if ended else "PAUSED"))
+    await bus.store("workspaces").put(branch_object(key.log_id), b"bundle")
+    return branch_object(key.log_id)
+
+
 async def test_only_the_newest_chain_of_a_workspace_stays(place: Deployment) -> None:
     bus, store = place.bus, place.bus.store("workspaces")
     other = await keep(bus, "other", ["x", "y"])
     await keep(bus, "project", ["a", "b"])
     key = await keep(bus, "project", ["c", "d"])
     await store.put(f"{key.log_id}/never-said", b"of a host that died")
-    wanted = sorted([*objects_of(key.log_id, ["c", "d"]), *objects_of(other.log_id, ["x", "y"])])
+    goes_on, _ = [await project(bus, number, ended) for number, ended in ((1, False), (2, True))]
+    chains = [*objects_of(key.log_id, ["c", "d"]), *objects_of(other.log_id, ["x", "y"])]
+    wanted = sorted([*chains, goes_on])
 
     async def only_those() -> bool:
         return await store.names() == wanted

@@ -90,7 +90,7 @@ def test_without_a_list_the_first_session_has_to_write_one_that_holds() -> None:
     world.until_due()
     world.settle()
     for features_ in (None, [feature(name) for name in "abcde"], None):
-        world.pass_run(**({"features": features_} if features_ else {}))
+        world.pass_run(None, **({"features": features_} if features_ else {}))
         world.settle()
     assert list(world.state.features) == list("abcde")
     assert world.state.phase is Phase.IMPLEMENT

@@ -327,7 +327,7 @@ def test_the_template_has_the_item_in_its_place() -> None:
         ({"map": {"items": ["a", "a"], "goal": "Read {item}."}}, "twice"),
         ({"map": {"items": [], "goal": "Read {item}."}}, "items"),
         ({"map": {"items": ["a"], "goal": "Read {item}."}, "init": ["true"]}, "init"),
-        ({"concurrency": 3}, "concurrency"),
+        ({"concurrency": 17}, "concurrency"),
         (
             {
                 "map": {

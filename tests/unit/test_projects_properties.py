@@ -27,7 +27,8 @@ def _shapes(draw: st.DrawFn) -> ProjectWorld:
         for index, name in enumerate(names)
     ]
     limits = ProjectLimits(max_sessions=draw(st.none() | st.integers(1, 6)))
-    return ProjectWorld(spec(*listed, limits=limits, max_attempts_per_feature=draw(st.integers(1, 3))))
+    attempts, lanes = draw(st.integers(1, 3)), draw(st.sampled_from([1, 1, 2, 3]))
+    return ProjectWorld(spec(*listed, limits=limits, max_attempts_per_feature=attempts, concurrency=lanes))
 
 
 _STEPS = st.sampled_from(
@@ -36,15 +37,15 @@ _STEPS = st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None)
-@given(_shapes(), st.lists(_STEPS, max_size=60))
-def test_whatever_happens_a_project_stays_sound(world: ProjectWorld, steps: list[str]) -> None:
+@given(_shapes(), st.lists(st.tuples(_STEPS, st.integers(0, 2)), max_size=60))
+def test_whatever_happens_a_project_stays_sound(world: ProjectWorld, steps: list[tuple[str, int]]) -> None:
     """The fold refuses illegal transitions, the world refuses a second run; here is what else must hold."""
-    for step in steps:
+    for step, lane in steps:
         world.settle()
-        _happens(world, step)
+        _happens(world, step, lane if world.live_in(lane) is not None else 0)
         active = [known for known in world.state.features.values() if known.state in ACTIVE_FEATURE]
-        assert len(active) <= 1
-        assert active == world.state.active_features
+        assert len(active) <= world.state.spec.concurrency
+        assert {known.id for known in active} == {known.id for known in world.state.active_features}
         counted = {status: world.state.counts.get(status, 0) for status in F}
         assert counted == {
             status: sum(known.state is status for known in world.state.features.values()) for status in F
@@ -61,18 +62,18 @@ def test_whatever_happens_a_project_stays_sound(world: ProjectWorld, steps: list
         assert limit is None or world.state.sessions <= limit
 
 
-def _happens(world: ProjectWorld, step: str) -> None:
-    state, run = world.state, world.live
+def _happens(world: ProjectWorld, step: str, lane: int) -> None:
+    state, run = world.state, world.live_in(lane)
     with suppress(RequestError):
         match step:
             case "pass" if run is not None and run.status is RunStatus.RUNNING:
-                world.pass_run()
+                world.pass_run(lane)
             case "fail" if run is not None:
-                world.fail_run("STUCK")
+                world.fail_run("STUCK", lane=lane)
             case "cut" if run is not None:
-                world.fail_run("TIMEOUT")
-            case "break" if run is not None and state.works[0].stage is Stage.HEALTH:
-                world.break_features(*state.works[0].reverify)
+                world.fail_run("TIMEOUT", lane=lane)
+            case "break" if run is not None and state.works[lane].stage is Stage.HEALTH:
+                world.break_features(*state.works[lane].reverify, lane=lane)
             case "delete" if run is not None:
                 world.runs[run.run_id] = run._replace(deleted=True)
             case "pause":

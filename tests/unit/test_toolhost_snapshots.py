@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from libs.bus.ports import Blobs
 from libs.contracts.workspaces import objects_of
 from services.toolhost.errors import RepositoryFault
 from services.toolhost.guard import WorkspaceGuard
@@ -17,43 +16,16 @@ from services.toolhost.snapshots import CHAIN_MAX, Kept, Snapshots
 from services.toolhost.tools import Outcome
 from services.toolhost.tools.files import Plan, apply, change_of, sha256_of
 from services.toolhost.undo import UndoLog
+from tests.fakes.objects import Objects
 from tests.fakes.waiting import until
 from tests.unit.toolhost_workspace import git
 
 WORKSPACE = "ws_0_test"
 
 
-class Store(Blobs):
-    """An object store that can refuse and forget."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-
-    async def put(self, name: str, data: bytes) -> None:
-        self.objects[name] = data
-
-    async def get(self, name: str) -> bytes | None:
-        return self.objects.get(name)
-
-    async def put_file(self, name: str, path: Path) -> None:
-        await self.put(name, path.read_bytes())
-
-    async def get_file(self, name: str, path: Path) -> bool:
-        data = await self.get(name)
-        if data is not None:
-            path.write_bytes(data)
-        return data is not None
-
-    async def names(self, prefix: str = "") -> list[str]:
-        return [name for name in self.objects if name.startswith(prefix)]
-
-    async def remove(self, name: str) -> None:
-        self.objects.pop(name, None)
-
-
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> Objects:
+    return Objects()
 
 
 async def _machine(folder: Path, undo: UndoLog | None = None) -> HiddenRepository:
@@ -118,7 +90,7 @@ def _project(work: Path) -> None:
 
 
 async def test_what_comes_back_on_another_machine_is_exactly_what_was_there(
-    store: Store, tmp_path: Path
+    store: Objects, tmp_path: Path
 ) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     _project(here.worktree)
@@ -133,7 +105,7 @@ async def test_what_comes_back_on_another_machine_is_exactly_what_was_there(
     assert git(there.worktree / "vendor" / "inner", "log", "--format=%s") == b"nested\n"
 
 
-async def test_a_chain_brings_back_its_end_and_each_of_its_links(store: Store, tmp_path: Path) -> None:
+async def test_a_chain_brings_back_its_end_and_each_of_its_links(store: Objects, tmp_path: Path) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     snapshots, chain, kept = Snapshots(store), list[str](), list[str]()
     for number in range(4):
@@ -153,7 +125,7 @@ async def test_a_chain_brings_back_its_end_and_each_of_its_links(store: Store, t
     assert await there.has(kept[0])
 
 
-async def test_what_is_unchanged_is_not_stored_again(store: Store, tmp_path: Path) -> None:
+async def test_what_is_unchanged_is_not_stored_again(store: Objects, tmp_path: Path) -> None:
     here = await _machine(tmp_path)
     _project(here.worktree)
     first = await Snapshots(store).keep(here, WORKSPACE, [])
@@ -166,7 +138,7 @@ async def test_what_is_unchanged_is_not_stored_again(store: Store, tmp_path: Pat
 
 
 async def test_a_chain_has_an_end_and_a_whole_bundle_holds_all_that_was_before(
-    store: Store, tmp_path: Path
+    store: Objects, tmp_path: Path
 ) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     (here.worktree / "a.txt").write_text("first")
@@ -179,7 +151,7 @@ async def test_a_chain_has_an_end_and_a_whole_bundle_holds_all_that_was_before(
 
 
 async def test_what_stood_in_the_folder_before_is_recorded_and_foreign_data_stays(
-    store: Store, tmp_path: Path
+    store: Objects, tmp_path: Path
 ) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     (here.worktree / "kind").mkdir()
@@ -205,7 +177,7 @@ async def test_what_stood_in_the_folder_before_is_recorded_and_foreign_data_stay
     assert (tmp_path / "b" / ".perdure-git" / "work.before" / kept.snapshot / ".git" / "HEAD").is_file()
 
 
-async def test_a_link_in_the_folder_leads_nothing_outside(store: Store, tmp_path: Path) -> None:
+async def test_a_link_in_the_folder_leads_nothing_outside(store: Objects, tmp_path: Path) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     (here.worktree / "sub" / "empty").mkdir(parents=True)
     (here.worktree / "sub" / "file").write_text("inside")
@@ -219,7 +191,7 @@ async def test_a_link_in_the_folder_leads_nothing_outside(store: Store, tmp_path
 
 
 async def test_a_snapshot_that_is_damaged_or_missing_is_an_error_that_says_so(
-    store: Store, tmp_path: Path
+    store: Objects, tmp_path: Path
 ) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     (here.worktree / "a.txt").write_text("first")
@@ -235,7 +207,7 @@ async def test_a_snapshot_that_is_damaged_or_missing_is_an_error_that_says_so(
     assert (there.worktree / "mine").read_text() == "stays"
 
 
-async def test_baselines_of_runs_come_back_with_the_history(store: Store, tmp_path: Path) -> None:
+async def test_baselines_of_runs_come_back_with_the_history(store: Objects, tmp_path: Path) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     (here.worktree / "a.txt").write_text("first")
     baseline = (await here.snapshot("baseline")).commit
@@ -284,7 +256,7 @@ async def test_whoever_stops_waiting_for_a_patch_does_not_hold_up_the_next(tmp_p
 
 
 async def test_runs_that_keep_one_workspace_at_the_same_time_each_get_their_chain(
-    store: Store, tmp_path: Path
+    store: Objects, tmp_path: Path
 ) -> None:
     here = await _machine(tmp_path / "a")
     (here.worktree / "a.txt").write_text("a\n")
@@ -300,7 +272,7 @@ async def test_runs_that_keep_one_workspace_at_the_same_time_each_get_their_chai
         assert await Snapshots(store).bring_back(there, WORKSPACE, made.chain) == made.commit
 
 
-async def test_how_far_it_is_is_told(store: Store, tmp_path: Path) -> None:
+async def test_how_far_it_is_is_told(store: Objects, tmp_path: Path) -> None:
     here, there = await _machine(tmp_path / "a"), await _machine(tmp_path / "b")
     chain: list[str] = []
     for turn in range(3):

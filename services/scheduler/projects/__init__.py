@@ -4,6 +4,6 @@ Owns nothing that must survive it: a project is its log. Every scheduler may adv
 decision win, and the runs that a decision asks for have ids that derive from it.
 
 Reading order: facts (what is seen of a run), decide (what is to be recorded, and which run should exist; pure) with
-starting (which session is next), ending (what the end of a run means) and selection (which feature, which caps); sessions
-and prompt (what a run is told; pure); orchestrator (does it).
+starting (which session is next), ending (what the end of a run means), lanes (what holds for sessions beside each other)
+and selection (which feature, which caps); sessions and prompt (what a run is told; pure); orchestrator (does it).
 """

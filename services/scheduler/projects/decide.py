@@ -35,6 +35,7 @@ from services.scheduler.projects.effects import (
 )
 from services.scheduler.projects.ending import closed, run_ended
 from services.scheduler.projects.items import decide_items
+from services.scheduler.projects.lanes import has_its_turn, in_lane, is_last
 from services.scheduler.projects.selection import due_at
 from services.scheduler.projects.sessions import health_steps
 from services.scheduler.projects.silences import STALL
@@ -126,7 +127,9 @@ def _go_on(state: ProjectState, env: Env) -> Say | Do:
         if work is None:
             step = _idle(state, env, lane)
         elif work.run_id is None:
-            return Say(_next_run(state, work))
+            if has_its_turn(state, work):
+                return Say(_next_run(state, work))
+            continue
         else:
             step = _running(state, env, work)
         if isinstance(step, Say):
@@ -183,7 +186,7 @@ def _next_run(state: ProjectState, work: Work) -> list[ProjectEvent]:
                 reason=f"attempt {work.attempt}",
             )
         )
-    if stage is Stage.CLOSE and state.phase is Phase.VERIFY and work.kind is SessionKind.FEATURE:
+    if is_last(state, work, stage) and state.phase is Phase.VERIFY and work.kind is SessionKind.FEATURE:
         events.append(e.PhaseChanged(before=Phase.VERIFY, phase=Phase.COMMIT))
     run_id = session_run_id(state.project_id, work.session, stage)
     events.append(e.SessionRunRequested(session=work.session, stage=stage, run_id=run_id, lane=work.lane))
@@ -193,8 +196,12 @@ def _next_run(state: ProjectState, work: Work) -> list[ProjectEvent]:
 def next_stage(state: ProjectState, work: Work) -> Stage:
     """What comes after the stages that have ended. A list that was given needs no model to write it, and where there is
     nothing to look at before the agent nobody looks."""
+    if Stage.CLOSE in work.ends:
+        return Stage.MERGE
     if Stage.AGENT in work.ends:
         return Stage.CLOSE
+    if in_lane(state, work) and Stage.BEGIN not in work.ends:
+        return Stage.BEGIN
     if Stage.HEALTH not in work.ends and health_steps(state, work):
         return Stage.HEALTH
     given = work.kind is SessionKind.INITIALIZE and state.features

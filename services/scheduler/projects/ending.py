@@ -26,8 +26,9 @@ from libs.contracts.projects import (
 )
 from libs.contracts.run import StepResult
 from libs.contracts.sessions import SessionKind, Stage
-from libs.contracts.workspaces import WORKSPACE_COMMIT, WORKSPACE_SET_ASIDE
+from libs.contracts.workspaces import WORKSPACE_BEGIN, WORKSPACE_COMMIT, WORKSPACE_SET_ASIDE
 from services.scheduler.projects.facts import UNFINISHED_CODES, RunSeen, error_of, evidence_of
+from services.scheduler.projects.lanes import in_lane, session_ref
 from services.scheduler.projects.proofs import proofs
 from services.scheduler.projects.selection import CONTINUATION_S, UNFINISHED_MAX, backoff_s, later
 
@@ -45,14 +46,26 @@ def run_ended(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> l
         error=error_of(run),
         evidence=evidence_of(run),
         handoff=_handoff(state, work, run) if work.stage is Stage.AGENT else None,
+        baseline=_text(run.step(WORKSPACE_BEGIN), "baseline"),
     )
     match work.stage:
+        case Stage.BEGIN:
+            return [ended, *_begun(state, work, run, now)]
         case Stage.HEALTH:
             return [ended, *_looked(state, work, run, now)]
         case Stage.AGENT:
             return [ended, *_worked(state, work, run)]
         case Stage.CLOSE:
             return [ended, *_closed(state, work, run, now)]
+        case Stage.MERGE:
+            return [ended, *_merged(state, work, run, now)]
+
+
+def _begun(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> list[ProjectEvent]:
+    """After the lane's workspace was to become what the project is."""
+    if error_of(run) is None:
+        return []
+    return closed(state, work, *_failure(state, work, run), retry_at=_retry_at(state, work, now))
 
 
 # --- The environment --------------------------------------------------------------------------------------------
@@ -193,19 +206,54 @@ def _closed(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> lis
     assert work.feature_id is not None
     feature = state.features[work.feature_id]
     if feature.state is FeatureStatus.VERIFIED and commit is not None:
-        assert feature.evidence is not None
-        committed = e.FeatureStateChanged(
-            feature_id=feature.id,
-            before=FeatureStatus.VERIFIED,
-            state=FeatureStatus.COMMITTED,
-            session=work.session,
-            reason="committed by the runtime",
-            evidence=msgspec.structs.replace(feature.evidence, commit=commit),
-        )
-        reason = f"{feature.id} is committed as {commit[:12]}"
-        return [committed, *closed(state, work, Outcome.COMMITTED, reason, close=step)]
+        return [] if in_lane(state, work) else _committed(state, work, feature, step)
     outcome, reason = _failure(state, work, run)
     return closed(state, work, outcome, reason, close=step, retry_at=_retry_at(state, work, now, outcome))
+
+
+def _merged(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> list[ProjectEvent]:
+    """After the errand that brings what was verified in a lane to the project's branch. Where that has gone on meanwhile,
+    only a proof of both together counts; without one nothing speaks against the work, and the next session goes on with it
+    on top of what is there by now."""
+    assert work.feature_id is not None
+    feature = state.features[work.feature_id]
+    step = run.step(WORKSPACE_COMMIT)
+    if step is not None and step.ok and (work.base == state.head or run.passed):
+        return _committed(state, work, feature, step)
+    error = error_of(run)
+    if error is not None and error.error_code == "CANCELLED":
+        outcome, reason = _failure(state, work, run)
+    else:
+        why = f"{error.error_code}: {error.message}" if error is not None else "no check proved it"
+        outcome = Outcome.UNFINISHED
+        reason = f"it does not go together with what was committed meanwhile: {why}"
+    return closed(
+        state,
+        work,
+        outcome,
+        reason,
+        evidence=evidence_of(run),
+        side_ref=session_ref(work),
+        retry_at=_retry_at(state, work, now, outcome),
+    )
+
+
+def _committed(
+    state: ProjectState, work: Work, feature: Feature, step: StepResult | None
+) -> list[ProjectEvent]:
+    commit = _text(step, "commit")
+    assert commit is not None
+    assert feature.evidence is not None
+    committed = e.FeatureStateChanged(
+        feature_id=feature.id,
+        before=FeatureStatus.VERIFIED,
+        state=FeatureStatus.COMMITTED,
+        session=work.session,
+        reason="committed by the runtime",
+        evidence=msgspec.structs.replace(feature.evidence, commit=commit),
+    )
+    reason = f"{feature.id} is committed as {commit[:12]}"
+    return [committed, *closed(state, work, Outcome.COMMITTED, reason, close=step)]
 
 
 def _failure(state: ProjectState, work: Work, run: RunSeen) -> tuple[Outcome, str]:
@@ -236,13 +284,16 @@ def closed(
     *,
     close: StepResult | None = None,
     evidence: Evidence | None = None,
+    side_ref: str | None = None,
     retry_at: datetime | None = None,
 ) -> list[ProjectEvent]:
-    """The end of a session, whatever it was at: nothing is left active."""
+    """The end of a session, whatever it was at: nothing is left active. Of a lane's own workspace nothing is the project's
+    but what was left over there."""
     events: list[ProjectEvent] = []
     feature = state.features.get(work.feature_id or "")
     agent = work.ends.get(Stage.AGENT)
     told = evidence or (agent.evidence if agent is not None else None)
+    own = close if work.stage is Stage.MERGE or not in_lane(state, work) else None
     if feature is not None and outcome is not Outcome.COMMITTED and feature.lane == work.lane:
         events.append(
             e.FeatureStateChanged(
@@ -264,12 +315,15 @@ def closed(
             handoff=agent.handoff if agent is not None else None,
             evidence=told,
             retry_at=rfc3339(retry_at) if retry_at is not None else None,
-            side_ref=_text(close, "side_ref"),
-            head=_text(close, "head"),
-            baseline=_text(close, "baseline"),
+            side_ref=side_ref or _text(close, "side_ref"),
+            head=_text(own, "head"),
+            baseline=_text(own, "baseline"),
         )
     )
-    left = state.phase in (Phase.VERIFY, Phase.COMMIT) and outcome is not Outcome.PROVED
+    others = any(
+        other.state is FeatureStatus.VERIFIED and other.lane != work.lane for other in state.active_features
+    )
+    left = state.phase in (Phase.VERIFY, Phase.COMMIT) and outcome is not Outcome.PROVED and not others
     return [*events, *(_phase(state, Phase.IMPLEMENT) if left else [])]
 
 

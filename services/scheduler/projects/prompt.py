@@ -115,10 +115,20 @@ def _surroundings(state: ProjectState, work: Work) -> list[str]:
     later = [
         feature
         for feature in state.features.values()
-        if feature.state is FeatureStatus.PENDING and feature.id != work.feature_id
+        if feature.state is FeatureStatus.PENDING
+        and all(feature.id != other.feature_id for other in state.works.values())
     ]
     if later:
         parts.append(f"For later sessions ({len(later)}):\n{_named(later[:NAMED_MAX])}")
+    beside = [
+        state.features[other.feature_id]
+        for other in state.works.values()
+        if other.feature_id is not None and other.feature_id != work.feature_id
+    ]
+    if beside:
+        parts.append(
+            f"Others build these at this moment, each in a copy of its own; leave them alone:\n{_named(beside)}"
+        )
     if state.spec.verify and work.kind is SessionKind.FEATURE:
         checks = "\n".join(f"- {_check(check)}" for check in state.spec.verify)
         parts.append(f"The project's own checks, which must pass too:\n{checks}")

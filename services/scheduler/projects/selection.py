@@ -29,18 +29,26 @@ def backoff_s(failures: int) -> float:
     return min(BACKOFF_S * 2 ** min(max(failures - 1, 0), _DOUBLINGS_MAX), BACKOFF_S_MAX)
 
 
-def next_feature(state: ProjectState) -> Feature | None:
-    """The pending feature that may be worked on now and comes first."""
+def next_feature(state: ProjectState, lane: int) -> Feature | None:
+    """The pending feature that may be worked on now in the lane and comes first."""
+    held = held_elsewhere(state, lane)
     able = (
         feature
         for feature in state.features.values()
-        if feature.state is FeatureStatus.PENDING and not unmet(state, feature)
+        if feature.state is FeatureStatus.PENDING and feature.id not in held and not unmet(state, feature)
     )
     return min(
         able,
         key=lambda feature: (not feature.front, feature.spec.priority, feature.position),
         default=None,
     )
+
+
+def held_elsewhere(state: ProjectState, lane: int) -> set[str]:
+    """The features that other lanes work on, or wait to go on with: a pause behind a failure is one for everybody."""
+    works = {work.feature_id for work in state.works.values()}
+    waits = {wait.feature_id for other, wait in state.waits.items() if other != lane}
+    return {feature_id for feature_id in works | waits if feature_id is not None}
 
 
 def unmet(state: ProjectState, feature: Feature) -> list[str]:

@@ -8,19 +8,25 @@ from typing import NamedTuple
 
 import msgspec
 
+from libs.contracts.checks import Check
 from libs.contracts.progress import FEATURES_FILE, PROGRESS_FILE, features_text, progress_text
-from libs.contracts.project import ProjectState, Work
+from libs.contracts.project import Feature, ProjectState, Work
 from libs.contracts.projects import FEATURES_MIN, INIT_TIMEOUT_S, FeatureStatus
 from libs.contracts.sessions import Errand, SessionKind, SessionRef, Stage
 from libs.contracts.tasks import LimitOverrides, Limits, TaskSpec
 from libs.contracts.tools import VERIFY
 from libs.contracts.workspaces import (
+    WORKSPACE_BEGIN,
     WORKSPACE_COMMAND,
     WORKSPACE_COMMIT,
+    WORKSPACE_MERGE,
     WORKSPACE_PREPARE,
     WORKSPACE_RESTORE,
     WORKSPACE_SET_ASIDE,
+    branch_object,
+    feature_object,
 )
+from services.scheduler.projects.lanes import baseline_for, head_for, in_lane, session_ref, workspace_for
 from services.scheduler.projects.prompt import INSTRUCTIONS, goal_of
 from services.scheduler.projects.proofs import checks_of
 
@@ -42,43 +48,53 @@ def run_of(state: ProjectState, work: Work, deployment: Limits) -> SessionRun:
     assert work.stage is not None
     assert work.run_id is not None
     match work.stage:
+        case Stage.BEGIN:
+            task = _errand(state, work, "begin from what is committed", begin_steps(state, work))
         case Stage.HEALTH:
             task = _errand(state, work, "look at the environment", health_steps(state, work))
         case Stage.AGENT:
             task = _agent(state, work)
         case Stage.CLOSE:
             task = _errand(state, work, "close the session", close_steps(state, work))
+        case Stage.MERGE:
+            task = _errand(state, work, "bring it to the project", merge_steps(state, work))
     limits = limits_of(state, deployment) if work.stage is Stage.AGENT else deployment
     return SessionRun(work.run_id, task, limits)
 
 
 def _agent(state: ProjectState, work: Work) -> TaskSpec:
-    feature = state.features.get(work.feature_id or "")
-    acceptance = [*state.spec.verify, *feature.spec.acceptance] if feature is not None else []
+    acceptance = _acceptance(state, work)
     return TaskSpec(
         goal=goal_of(state, work),
-        workspace=state.workspace,
+        workspace=workspace_for(state, work),
         acceptance=acceptance,
         model=state.spec.model,
         metadata=_labels(state, work),
         instructions=INSTRUCTIONS,
         unattended=state.spec.unattended,
         session=_reference(state, work),
-        baseline=state.baseline,
+        baseline=baseline_for(state, work),
     )
+
+
+def _acceptance(state: ProjectState, work: Work) -> list[Check]:
+    """What proves the session's feature."""
+    feature = state.features.get(work.feature_id or "")
+    return [*state.spec.verify, *feature.spec.acceptance] if feature is not None else []
 
 
 def _errand(state: ProjectState, work: Work, what: str, steps: list[Errand]) -> TaskSpec:
     about = f" for {work.feature_id}" if work.feature_id is not None else ""
+    proved = {Stage.HEALTH: checks_of, Stage.MERGE: _acceptance}.get(work.stage or Stage.CLOSE)
     return TaskSpec(
         goal=f"Project {state.spec.name}, session {work.session}{about}: {what}.",
-        workspace=state.workspace,
-        acceptance=checks_of(state, work) if work.stage is Stage.HEALTH else [],
+        workspace=workspace_for(state, work),
+        acceptance=proved(state, work) if proved is not None else [],
         metadata=_labels(state, work),
         unattended=True,
         session=_reference(state, work),
         errands=steps,
-        baseline=state.baseline,
+        baseline=baseline_for(state, work),
     )
 
 
@@ -100,6 +116,18 @@ def _labels(state: ProjectState, work: Work) -> dict[str, str]:
 
 
 # --- Errands ----------------------------------------------------------------------------------------------------
+
+
+def begin_steps(state: ProjectState, work: Work) -> list[Errand]:
+    """The lane's workspace becomes what the project's branch holds at the session's base."""
+    step = Errand(
+        name=WORKSPACE_BEGIN,
+        arguments={"object": branch_object(state.project_id), "head": work.base},
+        timeout_s=_GIT_S,
+        label="begin from the project's branch",
+    )
+    made = state.spec.hooks.after_create if work.lane not in state.lanes else None
+    return [step, *_hook(state, "after_create", made, must_pass=True)]
 
 
 def health_steps(state: ProjectState, work: Work) -> list[Errand]:
@@ -131,7 +159,7 @@ def health_steps(state: ProjectState, work: Work) -> list[Errand]:
         steps.append(
             Errand(
                 name=WORKSPACE_RESTORE,
-                arguments={"ref": feature.side_ref},
+                arguments={"ref": feature.side_ref, "object": _object_of(state, work)},
                 timeout_s=_GIT_S,
                 must_pass=False,
                 label="bring back what was left over",
@@ -144,26 +172,47 @@ def close_steps(state: ProjectState, work: Work) -> list[Errand]:
     """After the agent: what was verified is committed, anything else leaves the tree."""
     feature = state.features.get(work.feature_id or "")
     if work.kind is SessionKind.INITIALIZE and state.features:
-        step = _commit(state, work, f"Begin {state.spec.name}", {}, None)
+        step = _commit(state, work, f"Begin {state.spec.name}", {})
     elif feature is not None and feature.state is FeatureStatus.VERIFIED:
-        assert feature.evidence is not None
-        trailers = {"Perdure-Feature": feature.id, "Perdure-Evidence": feature.evidence.digest or ""}
-        title = f"{feature.id}: {feature.spec.title}"
-        step = _commit(state, work, title, trailers, feature.evidence.snapshot)
+        step = _feature_commit(state, work, feature)
     else:
         step = Errand(
             name=WORKSPACE_SET_ASIDE,
             arguments={
-                "ref": f"refs/perdure/session/{work.session}",
+                "ref": session_ref(work),
                 "message": f"left over by session {work.session}",
                 "trailers": {"Perdure-Session": state.project_id + f"/{work.session}"},
-                "head": state.head,
+                "head": head_for(state, work),
+                "offer": _object_of(state, work),
             },
             timeout_s=_GIT_S,
             label="set leftovers aside",
         )
     hook = _hook(state, "after_run", state.spec.hooks.after_run, must_pass=False)
     return [step, *hook, *([_cleaned(state, work)] if hook else [])]
+
+
+def merge_steps(state: ProjectState, work: Work) -> list[Errand]:
+    """What was verified in a lane comes on top of the project's branch: proved again together with what was committed since
+    the session began, then committed."""
+    feature = state.features[work.feature_id or ""]
+    merge = Errand(
+        name=WORKSPACE_MERGE,
+        arguments={"object": _object_of(state, work), "ref": session_ref(work), "head": state.head},
+        timeout_s=_GIT_S,
+        label="merge",
+        error_code="MERGE_CONFLICT",
+    )
+    proof = Errand(name=VERIFY, label="prove it together", error_code="VERIFICATION_FAILED")
+    moved = work.base != state.head
+    return [merge, *([proof] if moved else []), _feature_commit(state, work, feature)]
+
+
+def _object_of(state: ProjectState, work: Work) -> str | None:
+    """Under which name what a lane made of its feature travels to other workspaces."""
+    if not in_lane(state, work) or work.feature_id is None:
+        return None
+    return feature_object(state.project_id, work.feature_id)
 
 
 def _cleaned(state: ProjectState, work: Work) -> Errand:
@@ -182,9 +231,21 @@ def _cleaned(state: ProjectState, work: Work) -> Errand:
     )
 
 
-def _commit(
-    state: ProjectState, work: Work, title: str, trailers: dict[str, str], verified: str | None
-) -> Errand:
+def _feature_commit(state: ProjectState, work: Work, feature: Feature) -> Errand:
+    assert feature.evidence is not None
+    trailers = {"Perdure-Feature": feature.id, "Perdure-Evidence": feature.evidence.digest or ""}
+    title = f"{feature.id}: {feature.spec.title}"
+    if not in_lane(state, work):
+        return _commit(state, work, title, trailers, verified=feature.evidence.snapshot)
+    if work.stage is Stage.MERGE:
+        return _commit(state, work, title, trailers)
+    # The files of the runtime are the branch's: with two versions of them no two lanes would ever go together.
+    kept: dict[str, object] = {"files": {}, "kept": [PROGRESS_FILE, FEATURES_FILE]}
+    there = {"offer": _object_of(state, work), "ref": session_ref(work)}
+    return _commit(state, work, title, trailers, verified=feature.evidence.snapshot, **kept, **there)
+
+
+def _commit(state: ProjectState, work: Work, title: str, trailers: dict[str, str], **more: object) -> Errand:
     agent = work.ends.get(Stage.AGENT)
     handoff = agent.handoff if agent is not None else None
     return Errand(
@@ -193,8 +254,9 @@ def _commit(
             "message": title,
             "trailers": {**trailers, "Perdure-Session": f"{state.project_id}/{work.session}"},
             "files": {PROGRESS_FILE: progress_text(state, handoff), FEATURES_FILE: features_text(state)},
-            "verified": verified,
-            "head": state.head,
+            "head": head_for(state, work),
+            "offer": branch_object(state.project_id) if state.in_lanes else None,
+            **more,
         },
         timeout_s=_GIT_S,
         label="commit",

@@ -11,19 +11,28 @@ from libs.contracts.project import Feature, ProjectState
 from libs.contracts.project_events import ProjectEvent
 from libs.contracts.projects import FeatureStatus, Phase
 from libs.contracts.sessions import SessionKind
-from services.scheduler.projects.selection import exhausted, next_feature, reached_cap, to_reverify, unmet
+from services.scheduler.projects.selection import (
+    exhausted,
+    held_elsewhere,
+    next_feature,
+    reached_cap,
+    to_reverify,
+    unmet,
+)
 
 # Features that a reason names; the list of them is one request away.
 _NAMED_MAX = 5
 
 
 def start(state: ProjectState, lane: int, now: datetime) -> list[ProjectEvent]:
-    """What is to be recorded for a free lane; nothing while another lane's work has to end first."""
+    """What is to be recorded for a free lane; nothing while another lane's work, or wait, has to end first. What concerns
+    the whole project begins in lane 0."""
     if state.phase is Phase.INITIALIZE:
-        return _initialize(state, lane, now) if not state.works else []
-    feature = next_feature(state)
+        return _initialize(state, lane, now) if lane == 0 and not state.works else []
+    feature = next_feature(state, lane)
     if feature is None:
-        return [] if state.works else _without_features(state, lane, now)
+        busy = lane != 0 or state.works or _waited_for(state, lane)
+        return [] if busy else _without_features(state, lane, now)
     why = exhausted(state, feature)
     if why is not None:
         return [
@@ -39,6 +48,12 @@ def start(state: ProjectState, lane: int, now: datetime) -> list[ProjectEvent]:
         # What other lanes are at ends first, and counts.
         return [] if state.works else [_capped(cap)]
     return [_session(state, lane, feature)]
+
+
+def _waited_for(state: ProjectState, lane: int) -> bool:
+    """Whether another lane will go on with something that is pending."""
+    held = held_elsewhere(state, lane)
+    return any(state.features[feature_id].state is FeatureStatus.PENDING for feature_id in held)
 
 
 def _initialize(state: ProjectState, lane: int, now: datetime) -> list[ProjectEvent]:
@@ -62,6 +77,7 @@ def _session(state: ProjectState, lane: int, feature: Feature) -> ProjectEvent:
         feature_id=feature.id,
         attempt=feature.failures + feature.unfinished + 1,
         reverify=to_reverify(state),
+        base=state.head if state.in_lanes else None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from libs.bus.ports import Blobs
 from libs.policy.redaction import Redaction
 from services.toolhost.errors import InvalidArguments
 from services.toolhost.guard import WorkspaceGuard
@@ -30,7 +31,7 @@ class ToolContext:
     running command (it is the run's cancellation); `on_started` journals its process group before it is executed; `seen`
     are the digests of files as the run saw them last; `ripgrep` is where that program is, if it is; `redaction`
     knows this host's secrets, `hidden` the files that a look at many has to pass over; `knowledge` holds the documents
-    of all tenants, of which a call sees its `tenant`'s."""
+    of all tenants, of which a call sees its `tenant`'s; `objects` is what commits travel through (`branches.py`)."""
 
     call_id: str
     guard: WorkspaceGuard
@@ -40,6 +41,7 @@ class ToolContext:
     sandbox: Sandbox
     tenant: str = ""
     knowledge: Knowledge | None = None
+    objects: Blobs | None = None
     baseline_commit: str | None = None
     ripgrep: str | None = None
     run_tests_command: tuple[str, ...] = ()

@@ -1,0 +1,58 @@
+"""Sessions beside each other: each lane has a workspace of its own, and what it made comes to the project's one after the
+other. Pure.
+
+Invariant: only a session in a lane works beside others, and only in the lane's workspace; the project's branch moves by one
+merge at a time. A merge waits for nobody who is not ready: a session that asks a person may take weeks.
+"""
+
+from libs.contracts.project import ProjectState, Work
+from libs.contracts.sessions import SessionKind, Stage
+from libs.contracts.workspaces import lane_workspace
+
+# The stages of a session in a lane that are held in the project's own workspace.
+_AT_HOME = frozenset({Stage.MERGE})
+
+
+def in_lane(state: ProjectState, work: Work) -> bool:
+    """Whether the session is one that may be held beside others; the first and the last one of a project never are."""
+    return state.in_lanes and work.kind is SessionKind.FEATURE
+
+
+def workspace_for(state: ProjectState, work: Work) -> str:
+    """The name of the workspace of the stage that goes on."""
+    if not in_lane(state, work) or work.stage in _AT_HOME:
+        return state.workspace
+    return lane_workspace(state.workspace, work.lane)
+
+
+def baseline_for(state: ProjectState, work: Work) -> str | None:
+    """The snapshot of that workspace that the run is compared with; `None`: how it finds it."""
+    if not in_lane(state, work) or work.stage in _AT_HOME:
+        return state.baseline
+    begun = work.ends.get(Stage.BEGIN)
+    return begun.baseline if begun is not None else None
+
+
+def head_for(state: ProjectState, work: Work) -> str | None:
+    """The commit that the stage's commit comes on top of."""
+    return work.base if in_lane(state, work) and work.stage not in _AT_HOME else state.head
+
+
+def session_ref(work: Work) -> str:
+    """Where people find what a session left, or made in a lane."""
+    return f"refs/perdure/session/{work.session}"
+
+
+def is_last(state: ProjectState, work: Work, stage: Stage) -> bool:
+    """Whether the stage makes the commit that the project's branch gets, if there is to be one."""
+    return stage is (Stage.MERGE if in_lane(state, work) else Stage.CLOSE)
+
+
+def has_its_turn(state: ProjectState, work: Work) -> bool:
+    """Whether the next stage may begin: merges come one at a time, and of those that could, the session that began
+    first."""
+    if Stage.CLOSE not in work.ends:
+        return True
+    ready = [other for other in state.works.values() if Stage.CLOSE in other.ends]
+    first = min(other.session for other in ready)
+    return work.session == first and not any(other.stage is Stage.MERGE for other in ready)

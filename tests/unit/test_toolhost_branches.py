@@ -1,0 +1,197 @@
+"""Commits travel between the workspaces of a project: what a lane made comes to the branch once, or says what contradicts it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+
+import pytest
+
+from libs.contracts.workspaces import (
+    WORKSPACE_BEGIN,
+    WORKSPACE_COMMIT,
+    WORKSPACE_MERGE,
+    WORKSPACE_PREPARE,
+    WORKSPACE_RESTORE,
+    WORKSPACE_SET_ASIDE,
+)
+from services.toolhost.errands import perform
+from services.toolhost.tools import Outcome, ToolContext
+from tests.fakes.objects import Objects
+from tests.unit.toolhost_workspace import context, git
+
+BRANCH = "project_0_1/branch"
+FILES = {"progress.md": "# shop\n", "features.json": "{}\n"}
+
+
+class Shop:
+    """A project's workspace and two lanes, each a folder of its own; they share nothing but the store."""
+
+    def __init__(self, home: ToolContext, lanes: list[ToolContext]) -> None:
+        self.home, self.lanes = home, lanes
+        self.head = ""
+
+    async def baseline(self) -> None:
+        assert (await perform(WORKSPACE_PREPARE, self.home, {})).ok
+        put(self.home, "shop.py", "goods = []\n\n\nbasket = []\n")
+        done = await self.commit(self.home, "baseline", files=FILES, offer=BRANCH)
+        self.head = str(done.metadata["commit"])
+
+    async def begin(self, lane: int) -> Outcome:
+        return await perform(WORKSPACE_BEGIN, self.lanes[lane], {"object": BRANCH, "head": self.head})
+
+    async def commit(self, where: ToolContext, session: str, **more: object) -> Outcome:
+        trailers = {"Perdure-Feature": session, "Perdure-Session": session}
+        done = await perform(WORKSPACE_COMMIT, where, {"message": session, "trailers": trailers, **more})
+        assert done.ok, done.output
+        return done
+
+    async def built(self, lane: int, session: str) -> None:
+        """The lane's session is verified and committed there."""
+        await self.commit(
+            self.lanes[lane],
+            session,
+            head=self.head,
+            kept=list(FILES),
+            offer=f"project_0_1/feature/{session}",
+            ref=f"refs/perdure/session/{session}",
+        )
+
+    async def merge(self, session: str, head: str | None = None) -> Outcome:
+        arguments: dict[str, object] = {
+            "object": f"project_0_1/feature/{session}",
+            "ref": f"refs/perdure/session/{session}",
+            "head": head or self.head,
+        }
+        return await perform(WORKSPACE_MERGE, self.home, arguments)
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
+    store = Objects()
+    async with AsyncExitStack() as stack:
+        made: list[ToolContext] = []
+        for name in ("home", "one", "two"):
+            (tmp_path / name).mkdir()
+            made.append(context(tmp_path / name, objects=store))
+            await made[-1].repository.ensure()
+            await stack.enter_async_context(aclosing(made[-1].processes))
+        shop = Shop(made[0], made[1:])
+        await shop.baseline()
+        yield shop
+
+
+def put(where: ToolContext, path: str, text: str) -> None:
+    (where.guard.root / path).write_text(text)
+
+
+def said(where: ToolContext, *arguments: str) -> str:
+    return git(where.guard.root, *arguments).decode().strip()
+
+
+async def test_what_two_lanes_made_comes_to_the_branch_one_after_the_other(shop: Shop) -> None:
+    base = shop.head
+    for lane, (session, path) in enumerate((("1", "one.py"), ("2", "two.py"))):
+        assert (await shop.begin(lane)).ok
+        put(shop.lanes[lane], path, "done\n")
+        # Both have their own idea of how far the project is: that never contradicts anything.
+        put(shop.lanes[lane], "progress.md", f"# by lane {lane}\n")
+        await shop.built(lane, session)
+    for session in ("2", "1"):
+        for _ in range(2):
+            # Again behind a kill: the same tree, the same commit.
+            merged = await shop.merge(session)
+            assert merged.ok, merged.output
+        done = await shop.commit(shop.home, session, head=shop.head, files=FILES, offer=BRANCH)
+        again = await shop.commit(shop.home, session, head=shop.head, files=FILES, offer=BRANCH)
+        assert again.metadata["commit"] == done.metadata["commit"]
+        assert again.metadata["found"] is True
+        shop.head = str(done.metadata["commit"])
+    assert said(shop.home, "log", "--format=%s").split() == ["1", "2", "baseline"]
+    assert said(shop.home, "rev-parse", "HEAD~2") == base
+    assert said(shop.home, "ls-files").split() == [
+        "features.json",
+        "one.py",
+        "progress.md",
+        "shop.py",
+        "two.py",
+    ]
+    assert said(shop.home, "show", "HEAD:progress.md") == "# shop"
+    assert said(shop.home, "status", "--porcelain") == ""
+    assert (await shop.begin(0)).ok
+    assert said(shop.lanes[0], "rev-parse", "HEAD") == shop.head
+    assert said(shop.lanes[0], "status", "--porcelain") == ""
+
+
+async def test_a_contradiction_names_the_files_and_leaves_the_branch_alone(shop: Shop) -> None:
+    for lane, session in enumerate(("1", "2")):
+        assert (await shop.begin(lane)).ok
+        put(shop.lanes[lane], "shop.py", f"goods = [{session}]\n\n\nbasket = []\n")
+        await shop.built(lane, session)
+    assert (await shop.merge("1")).ok
+    shop.head = str((await shop.commit(shop.home, "1", head=shop.head, offer=BRANCH)).metadata["commit"])
+    refused = await shop.merge("2")
+    assert not refused.ok
+    assert refused.metadata["conflicts"] == ["shop.py"]
+    assert "shop.py" in refused.output
+    assert said(shop.home, "status", "--porcelain") == ""
+    assert said(shop.home, "rev-parse", "HEAD") == shop.head
+
+    # The next session, in whichever lane, begins from the branch and has both versions before it.
+    assert (await shop.begin(0)).ok
+    arguments = {"ref": "refs/perdure/session/2", "object": "project_0_1/feature/2"}
+    for _ in range(2):
+        restored = await perform(WORKSPACE_RESTORE, shop.lanes[0], dict(arguments))
+        assert restored.metadata["restored"] is True
+        assert "shop.py" in restored.output
+    text = (shop.lanes[0].guard.root / "shop.py").read_text()
+    assert "goods = [1]" in text
+    assert "goods = [2]" in text
+    put(shop.lanes[0], "shop.py", "goods = [1, 2]\n\n\nbasket = []\n")
+    await shop.built(0, "3")
+    assert (await shop.merge("3")).ok
+    await shop.commit(shop.home, "3", head=shop.head, offer=BRANCH)
+    assert said(shop.home, "show", "HEAD:shop.py").startswith("goods = [1, 2]")
+
+
+async def test_what_a_lane_left_over_comes_back_in_another_one(shop: Shop) -> None:
+    assert (await shop.begin(0)).ok
+    put(shop.lanes[0], "half.py", "begun\n")
+    ref, name = "refs/perdure/session/7", "project_0_1/feature/cart"
+    aside: dict[str, object] = {
+        "ref": ref,
+        "message": "left",
+        "trailers": {},
+        "head": shop.head,
+        "offer": name,
+    }
+    assert (await perform(WORKSPACE_SET_ASIDE, shop.lanes[0], aside)).metadata["side_ref"] == ref
+    assert (await shop.begin(1)).ok
+    assert (await perform(WORKSPACE_RESTORE, shop.lanes[1], {"ref": ref, "object": name})).ok
+    assert (shop.lanes[1].guard.root / "half.py").read_text() == "begun\n"
+
+
+async def test_a_lane_begins_from_its_base_whatever_stands_in_it(shop: Shop) -> None:
+    assert (await shop.begin(0)).ok
+    put(shop.lanes[0], "shop.py", "broken\n")
+    put(shop.lanes[0], "debris.txt", "left by a session that was killed\n")
+    began = await shop.begin(0)
+    assert began.ok
+    assert began.metadata["head"] == said(shop.lanes[0], "rev-parse", "HEAD") == shop.head
+    assert said(shop.lanes[0], "status", "--porcelain") == ""
+    shop.head = "ab" * 20
+    gone = await shop.begin(0)
+    assert not gone.ok
+    assert shop.head in gone.output
+
+
+async def test_a_bundle_that_is_a_link_leads_nowhere(shop: Shop, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the machine\n")
+    assert (await shop.begin(0)).ok
+    (shop.lanes[0].guard.root / ".git" / "perdure-offer.bundle").symlink_to(secret)
+    put(shop.lanes[0], "one.py", "done\n")
+    await shop.built(0, "1")
+    assert secret.read_text() == "of the machine\n"
+    assert (await shop.merge("1")).ok
