@@ -4,7 +4,7 @@ Invariant: exact types, no unknown fields, nothing unbounded, and no error repea
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -19,6 +19,10 @@ ARGUMENTS_MAX = 256
 ARGUMENT_CHARS_MAX = 32_768
 # Patterns are matched against output that a model wrote; a short one is readable and quick to compile.
 PATTERN_CHARS_MAX = 1000
+
+# A schema, as people write it; it stands in the run's first record.
+JSON_CHARS_MAX = 64 * 1024
+JSON_DEPTH_MAX = 64
 
 BLANK = "is blank; say what is meant"
 
@@ -51,6 +55,47 @@ def inside(path: str) -> str:
     return path
 
 
+def _json(given: dict[str, object]) -> dict[str, object]:
+    """`given`, when it is a document that every reader of JSON reads alike. Raises `ValueError`."""
+    level: list[object] = [given]
+    size = 0
+    for _ in range(JSON_DEPTH_MAX):
+        below: list[object] = []
+        for value in level:
+            size += _size(value)
+            if isinstance(value, dict):
+                below += cast("dict[str, object]", value).values()
+            elif isinstance(value, list):
+                below += cast("list[object]", value)
+        if size > JSON_CHARS_MAX:
+            raise ValueError(
+                f"takes more than {JSON_CHARS_MAX} characters; put a larger one into a command's check"
+            )
+        if not below:
+            return given
+        level = below
+    raise ValueError(f"is nested more than {JSON_DEPTH_MAX} levels deep")
+
+
+def _size(value: object) -> int:
+    """About how many characters the value itself takes. Raises `ValueError` for what is no JSON."""
+    match value:
+        case bool() | None:
+            return 4
+        case str():
+            return len(_storable(value)) + 2
+        case int() | float():
+            if not -(2**53) <= value <= 2**53:
+                raise ValueError("has a number that not every reader of JSON holds exactly, at most 2**53 do")
+            return len(str(value))
+        case dict():
+            return sum(_size(key) + 2 for key in cast("dict[str, object]", value)) + 2
+        case list():
+            return 2 + len(cast("list[object]", value))
+        case _:
+            raise ValueError(f"has a value that JSON has not: {type(value).__name__}")
+
+
 def _tenant(name: str) -> str:
     if not is_token(name):
         raise ValueError("must match [a-z0-9_-]{1,64}")
@@ -73,6 +118,7 @@ Argument = Annotated[Text, Field(max_length=ARGUMENT_CHARS_MAX)]
 Argv = Annotated[
     list[Argument], Field(min_length=1, max_length=ARGUMENTS_MAX), AfterValidator(_names_a_program)
 ]
+JsonObject = Annotated[dict[str, object], AfterValidator(_json)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 CheckSeconds = Annotated[float, Field(gt=0, le=CHECK_TIMEOUT_S_MAX, allow_inf_nan=False)]
 # Counts and sizes: positive, and within what JSON readers of other languages hold exactly.

@@ -5,7 +5,7 @@ Invariant: as for all bodies, what passed here is valid all the way down.
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from libs.contracts.bodies import (
     ARGUMENTS_MAX,
@@ -14,6 +14,7 @@ from libs.contracts.bodies import (
     Argv,
     CheckSeconds,
     Glob,
+    JsonObject,
     Name,
     Pattern,
     Request,
@@ -27,7 +28,7 @@ CHECKS_MAX = 64
 GLOBS_MAX = 256
 # More is a test suite, which belongs into the workspace.
 STEPS_MAX = 64
-SUPPORTED_CHECKS = ("command", "tests", "file", "diff", "http", "browser")
+SUPPORTED_CHECKS = ("command", "tests", "file", "diff", "http", "browser", "json_schema")
 
 _HEX_DIGEST = r"^[0-9a-f]{64}$"
 
@@ -137,7 +138,25 @@ class BrowserCheckIn(Request):
         return self
 
 
+class JsonSchemaCheckIn(Request):
+    """A file that must hold JSON that fits the schema: of the draft that it names, else of 2020-12. Its references lead
+    into the schema itself."""
+
+    # `schema` is a method of the base.
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    kind: Literal["json_schema"]
+    path: Annotated[Text, Field(min_length=1, max_length=4096), AfterValidator(inside)]
+    schema_: Annotated[JsonObject, Field(alias="schema")]
+
+
 CheckIn = Annotated[
-    CommandCheckIn | TestsCheckIn | FileCheckIn | DiffCheckIn | HttpCheckIn | BrowserCheckIn,
+    CommandCheckIn
+    | TestsCheckIn
+    | FileCheckIn
+    | DiffCheckIn
+    | HttpCheckIn
+    | BrowserCheckIn
+    | JsonSchemaCheckIn,
     Field(discriminator="kind"),
 ]

@@ -79,7 +79,14 @@ class BrowserCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     timeout_s: float = HTTP_TIMEOUT_S
 
 
-Check = CommandCheck | TestsCheck | FileCheck | DiffCheck | HttpCheck | BrowserCheck
+class JsonSchemaCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="json_schema"):
+    """A file that must exist and hold JSON that fits the schema (the draft that it names, else 2020-12)."""
+
+    path: str
+    schema: dict[str, object]
+
+
+Check = CommandCheck | TestsCheck | FileCheck | DiffCheck | HttpCheck | BrowserCheck | JsonSchemaCheck
 
 
 class LocalAddress(NamedTuple):

@@ -11,6 +11,8 @@ from libs.contracts.checks import BrowserStep
 
 # Files that one question may be about: an answer that names more is a listing, not a claim.
 FILES_MAX = 200
+# What of a document's faults is told: a model mends the first few and looks again.
+SCHEMA_FAULTS_MAX = 20
 
 
 class SnapshotQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +94,11 @@ class HttpAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """`contains` is a pattern, `json_schema` what the file's JSON is held against."""
+
     path: str
     contains: str | None = None
+    json_schema: dict[str, object] | None = None
 
 
 class FilesQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +108,14 @@ class FilesQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests (sha256) at the baseline and in the commit, null where there is no such file."""
+    """Digests (sha256) at the baseline and in the commit, null where there is no such file. `faults` is what the file has
+    against the schema that was asked about, null when nobody held it against one."""
 
     path: str
     before: str | None
     after: str | None
     matched: bool | None = None
+    faults: list[str] | None = None
     problem: str = ""
 
 

@@ -36,6 +36,7 @@ from services.toolhost import servers
 from services.toolhost.attach import Attached
 from services.toolhost.entries import BULK_FOLDERS
 from services.toolhost.errors import CommandNotStarted, PathRefused, ToolFailure
+from services.toolhost.jsonschemas import held_against
 from services.toolhost.launched import ProcessOutcome
 from services.toolhost.output import plain
 from services.toolhost.patterns import is_found
@@ -181,8 +182,41 @@ class Evidence:
         """Look at files of the commit. A path that cannot be one is a file that does not exist."""
         return FilesAnswer(
             files=[
-                await _fact(attached.repository, question, wanted) for wanted in question.files[:FILES_MAX]
+                await self._fact(attached.repository, question, wanted)
+                for wanted in question.files[:FILES_MAX]
             ]
+        )
+
+    async def _fact(
+        self, repository: HiddenRepository, question: FilesQuestion, wanted: FileQuestion
+    ) -> FileAnswer:
+        try:
+            after = await repository.file_at(question.commit, wanted.path)
+            before = None
+            if question.baseline is not None:
+                before = await repository.file_at(question.baseline, wanted.path)
+        except PathRefused as failure:
+            return FileAnswer(path=wanted.path, before=None, after=None, problem=failure.message)
+        except ToolFailure as failure:
+            return FileAnswer(
+                path=wanted.path, before=None, after=None, problem=f"{failure.code}: {failure.message}"
+            )
+        matched: bool | None = None
+        faults: list[str] | None = None
+        problem = ""
+        if wanted.contains is not None and after is not None:
+            found = await is_found(wanted.contains, after.decode("utf-8", "surrogateescape"))
+            matched, problem = (found, "") if isinstance(found, bool) else (None, found)
+        if wanted.json_schema is not None and after is not None:
+            held = await held_against(wanted.json_schema, after)
+            faults, problem = (None, held.problem) if held.problem else (held.faults, problem)
+        return FileAnswer(
+            path=wanted.path,
+            before=_sha256(before),
+            after=_sha256(after),
+            matched=matched,
+            faults=[self._redaction.text(fault) for fault in faults] if faults is not None else None,
+            problem=self._redaction.text(problem),
         )
 
 
@@ -200,28 +234,6 @@ async def _checkout(attached: Attached, commit: str) -> AsyncGenerator[Path]:
 def _fresh_folder(parent: Path) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(dir=parent))
-
-
-async def _fact(repository: HiddenRepository, question: FilesQuestion, wanted: FileQuestion) -> FileAnswer:
-    try:
-        after = await repository.file_at(question.commit, wanted.path)
-        before = None
-        if question.baseline is not None:
-            before = await repository.file_at(question.baseline, wanted.path)
-    except PathRefused as failure:
-        return FileAnswer(path=wanted.path, before=None, after=None, problem=failure.message)
-    except ToolFailure as failure:
-        return FileAnswer(
-            path=wanted.path, before=None, after=None, problem=f"{failure.code}: {failure.message}"
-        )
-    matched: bool | None = None
-    problem = ""
-    if wanted.contains is not None and after is not None:
-        found = await is_found(wanted.contains, after.decode("utf-8", "surrogateescape"))
-        matched, problem = (found, "") if isinstance(found, bool) else (None, found)
-    return FileAnswer(
-        path=wanted.path, before=_sha256(before), after=_sha256(after), matched=matched, problem=problem
-    )
 
 
 def _text(path: str) -> str:

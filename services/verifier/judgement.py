@@ -8,6 +8,8 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from libs.contracts.checks import (
     BrowserCheck,
     Check,
@@ -17,9 +19,17 @@ from libs.contracts.checks import (
     DiffCheck,
     FileCheck,
     HttpCheck,
+    JsonSchemaCheck,
     TestsCheck,
 )
-from libs.contracts.evidence import Change, CommandAnswer, FileAnswer, HttpAnswer, SnapshotAnswer
+from libs.contracts.evidence import (
+    SCHEMA_FAULTS_MAX,
+    Change,
+    CommandAnswer,
+    FileAnswer,
+    HttpAnswer,
+    SnapshotAnswer,
+)
 from libs.policy.globs import matches, matches_any
 from services.verifier.claims import Claim
 from services.verifier.verdict import FEEDBACK_TAIL_CHARS, tail_of
@@ -130,6 +140,28 @@ def file_result(check: FileCheck, fact: FileAnswer) -> CheckResult:
         status=CheckStatus.FAILED if reason else CheckStatus.PASSED,
         reason=reason or ("is as expected" if check.exists else "does not exist, as expected"),
         digests=digests,
+    )
+
+
+def schema_result(check: JsonSchemaCheck, fact: FileAnswer) -> CheckResult:
+    """A file in the round's commit, held against a schema by its host."""
+    reason = fact.problem
+    if not reason and fact.after is None:
+        reason = "does not exist"
+    if not reason and fact.faults is None:
+        reason = "was not held against the schema: its tool host is of an earlier version; upgrade it"
+    if not reason and fact.faults:
+        more = " or more" if len(fact.faults) >= SCHEMA_FAULTS_MAX else ""
+        reason = f"does not fit the schema in {len(fact.faults)}{more} places; first: {fact.faults[0]}"
+    schema = hashlib.sha256(msgspec.json.encode(check.schema, order="sorted")).hexdigest()
+    digests = {name: digest for name, digest in (("before", fact.before), ("after", fact.after)) if digest}
+    return CheckResult(
+        kind="json_schema",
+        subject=check.path,
+        status=CheckStatus.FAILED if reason else CheckStatus.PASSED,
+        reason=reason or "holds JSON that fits the schema",
+        output_tail=tail_of("\n".join(fact.faults or ()), FEEDBACK_TAIL_CHARS),
+        digests={**digests, "schema": schema},
     )
 
 

@@ -22,6 +22,7 @@ from libs.contracts.checks import (
     DiffCheck,
     FileCheck,
     HttpCheck,
+    JsonSchemaCheck,
     TestsCheck,
     Verification,
     VerifyArguments,
@@ -50,6 +51,7 @@ from services.verifier.judgement import (
     diff_result,
     file_result,
     http_result,
+    schema_result,
     tampering_result,
 )
 from services.verifier.subcalls import HostFault, HostGone, Subcalls
@@ -224,6 +226,11 @@ async def _result(
             return file_result(check, fact)
         case DiffCheck():
             return diff_result(check, snapshot)
+        case JsonSchemaCheck():
+            # Each in a question of its own: it may take the host some seconds.
+            wanted = FileQuestion(path=check.path, json_schema=check.schema)
+            about = FilesQuestion(commit=snapshot.commit, baseline=snapshot.baseline, files=[wanted])
+            return schema_result(check, (await asked.files(about, str(index))).files[0])
         case _:
             assert_never(check)
 

@@ -93,9 +93,9 @@ class Subcalls:
         result = await self._effect(str(index), VERIFY_BROWSER, question, question.timeout_s)
         return _answer(result, HttpAnswer), result.output
 
-    async def files(self, question: FilesQuestion) -> FilesAnswer:
+    async def files(self, question: FilesQuestion, what: str = "files") -> FilesAnswer:
         """By request and reply: nothing changes, so nothing is journaled."""
-        call = self._subcall("files", VERIFY_FILES, question, _FILES_S, Semantics.READ_ONLY)
+        call = self._subcall(what, VERIFY_FILES, question, _FILES_S, Semantics.READ_ONLY)
         subject = self._bus.subjects.call_host(self._host)
         try:
             reply = await ask_living(

@@ -22,6 +22,7 @@ from libs.contracts.checks import (
     DiffCheck,
     FileCheck,
     HttpCheck,
+    JsonSchemaCheck,
     TestsCheck,
     Verdict,
     Verification,
@@ -180,6 +181,43 @@ async def test_each_red_check_is_reported_with_its_evidence(site: Site) -> None:
     assert "so it is" in verification.checks[0].output_tail
     assert "did not end within 0.3 s" in verification.checks[1].reason
     assert "7 of 7 checks failed" in feedback
+
+
+PEOPLE: dict[str, object] = {
+    "type": "array",
+    "items": {"$ref": "#/$defs/person"},
+    "$defs": {"person": {"type": "object", "required": ["name"], "properties": {"age": {"type": "integer"}}}},
+}
+
+
+async def test_a_file_is_held_against_a_schema_and_nothing_in_it_can_hold_the_host(site: Site) -> None:
+    await site.write("people.json", '[{"name": "Ada", "age": 36}, {"name": "Bob"}]')
+    verification, _ = await site.verify("Done.", [JsonSchemaCheck(path="people.json", schema=PEOPLE)])
+    assert verification.status is Verdict.PASSED, verification
+    (result,) = verification.checks
+    assert (result.kind, result.subject, sorted(result.digests)) == (
+        "json_schema",
+        "people.json",
+        ["after", "schema"],
+    )
+    await site.write("people.json", '[{"name": "Ada", "age": "old"}, {"age": 1}]')
+    await site.write("slow.json", json.dumps("a" * 40))
+    await site.write("broken.json", '{"a": NaN}')
+    schemas: list[tuple[str, dict[str, object], str]] = [
+        ("people.json", PEOPLE, "does not fit the schema in 2 places; first: $[0].age: 'old' is not of type"),
+        ("missing.json", PEOPLE, "does not exist"),
+        ("broken.json", PEOPLE, "is no JSON: NaN is no number"),
+        ("slow.json", {"pattern": "^(a+)+$b"}, "takes too long"),
+        ("slow.json", {"$ref": "http://127.0.0.1:1/schema"}, "the schema refers to what it does not hold"),
+        ("slow.json", {"$ref": "#"}, "is nested too deeply"),
+        ("slow.json", {"type": "strin"}, "the schema is none: $.type"),
+    ]
+    checks: list[Check] = [JsonSchemaCheck(path=path, schema=schema) for path, schema, _ in schemas]
+    verification, feedback = await site.verify("Done.", checks)
+    assert [check.status for check in verification.checks] == [CheckStatus.FAILED] * len(checks)
+    for check, (_, _, reason) in zip(verification.checks, schemas, strict=True):
+        assert reason in check.reason
+    assert "$[1]: 'name' is a required property" in feedback
 
 
 SERVE = ["python3", "-B", "-m", "http.server", "8123", "--bind", "127.0.0.1"]

@@ -13,6 +13,7 @@ from libs.contracts.checks import (
     DiffCheck,
     FileCheck,
     HttpCheck,
+    JsonSchemaCheck,
     TestsCheck,
 )
 from libs.contracts.run import RunState
@@ -70,6 +71,7 @@ def test_the_checks_of_the_task_are_told_each_in_a_line_and_not_without_end() ->
         DiffCheck(must_touch=["src/*"], must_not_touch=["tests/*"]),
         BrowserCheck(url="http://127.0.0.1:80/", steps=[BrowserStep(click="a"), BrowserStep(expect="h1")]),
         HttpCheck(start=["./serve"], url="http://127.0.0.1:80/a", expect_body="hello"),
+        JsonSchemaCheck(path="c.json", schema={"type": "array"}),
         CommandCheck(argv=["echo", "long\n" * 1000]),
     ]
     told = prompt(TaskSpec(goal="x", acceptance=acceptance))
@@ -81,6 +83,7 @@ def test_the_checks_of_the_task_are_told_each_in_a_line_and_not_without_end() ->
         "the change touches src/* and leaves tests/* alone",
         "in a browser at http://127.0.0.1:80/: click a, expect h1",
         "GET http://127.0.0.1:80/a of the server ./serve answers 200 with a body that matches hello",
+        'the file c.json holds JSON that fits the schema {"type":"array"}',
     ):
         assert f"  - {line}\n" in told
     assert max(map(len, told.splitlines())) < 600

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from libs.contracts import http
-from libs.contracts.checks import CommandCheck, DiffCheck, FileCheck, HttpCheck, TestsCheck
+from libs.contracts.checks import CommandCheck, DiffCheck, FileCheck, HttpCheck, JsonSchemaCheck, TestsCheck
 from libs.contracts.errors import ValidationFailed
 from libs.contracts.tasks import LimitOverrides
 
@@ -38,6 +38,7 @@ def test_a_task_becomes_the_spec_that_a_run_carries() -> None:
                 {"kind": "file", "path": "a.py", "contains": "def f"},
                 {"kind": "diff", "must_not_touch": ["tests/**"]},
                 {"kind": "http", "start": ["./serve"], "url": "http://[::1]:8000/a?b", "expect_status": 204},
+                {"kind": "json_schema", "path": "a.json", "schema": {"const": None, "x": {"y": [None]}}},
             ],
         )
     )
@@ -55,6 +56,7 @@ def test_a_task_becomes_the_spec_that_a_run_carries() -> None:
         FileCheck(path="a.py", contains="def f"),
         DiffCheck(must_not_touch=["tests/**"]),
         HttpCheck(start=["./serve"], url="http://[::1]:8000/a?b", expect_status=204),
+        JsonSchemaCheck(path="a.json", schema={"const": None, "x": {"y": [None]}}),
     ]
 
 
@@ -112,6 +114,19 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"acceptance": [{"kind": "file", "path": "a", "sha256": "ABC"}]}, "acceptance.0.sha256"),
     ({"acceptance": [{"kind": "file", "path": "a", "exists": False, "contains": "b"}]}, "acceptance.0"),
     ({"acceptance": [{"kind": "diff"}]}, "acceptance.0"),
+    ({"acceptance": [{"kind": "json_schema", "path": "a"}]}, "acceptance.0.schema"),
+    ({"acceptance": [{"kind": "json_schema", "path": "../a", "schema": {}}]}, "acceptance.0.path"),
+    *(
+        ({"acceptance": [{"kind": "json_schema", "path": "a", "schema": schema}]}, "acceptance.0.schema")
+        for schema in (
+            True,
+            {"a": "\0"},
+            {"a": 1e300},
+            {"a": 2**60},
+            {"a": ["x" * 1000] * 70},
+            json.loads('{"a":' * 70 + "1" + "}" * 70),
+        )
+    ),
 ]
 
 
@@ -121,9 +136,10 @@ def test_a_bad_field_is_named(fields: dict[str, object], named: str) -> None:
 
 
 def test_an_unsupported_kind_of_check_says_which_are_supported() -> None:
-    found = problems(body(acceptance=[{"kind": "json_schema", "path": "x"}]))
+    found = problems(body(acceptance=[{"kind": "review", "rubric": "x"}]))
     assert found == {
-        "acceptance.0": "this kind is not supported; supported: command, tests, file, diff, http, browser"
+        "acceptance.0": "this kind is not supported; "
+        "supported: command, tests, file, diff, http, browser, json_schema"
     }
 
 

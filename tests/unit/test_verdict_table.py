@@ -9,6 +9,7 @@ from libs.contracts.checks import (
     CommandCheck,
     DiffCheck,
     FileCheck,
+    JsonSchemaCheck,
     TestsCheck,
     Verdict,
 )
@@ -19,6 +20,7 @@ from services.verifier.judgement import (
     command_result,
     diff_result,
     file_result,
+    schema_result,
     tampering_result,
 )
 from services.verifier.verdict import FEEDBACK_CHARS_MAX, feedback, verdict
@@ -130,6 +132,24 @@ def test_a_file_is_judged_by_what_the_commit_holds(
 ) -> None:
     fact = FileAnswer(path="a", before=before, after=after, matched=matched)
     assert file_result(check, fact).status is status
+
+
+@pytest.mark.parametrize(
+    "after,faults,problem,status",
+    [
+        ("d1", [], "", GREEN),
+        ("d1", ["$.a: 1 is not of type 'string'"], "", RED),
+        ("d1", None, "is no JSON: x", RED),
+        ("d1", None, "", RED),
+        (None, None, "", RED),
+    ],
+)
+def test_a_document_is_green_only_when_it_was_held_against_the_schema_and_fits(
+    after: str | None, faults: list[str] | None, problem: str, status: CheckStatus
+) -> None:
+    fact = FileAnswer(path="a", before=None, after=after, faults=faults, problem=problem)
+    result = schema_result(JsonSchemaCheck(path="a", schema={"type": "object"}), fact)
+    assert (result.status, bool(result.digests["schema"])) == (status, True)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ model was asked, so that it stays in the provider's cache for the whole run. No 
 from collections.abc import Collection
 from typing import assert_never
 
+import msgspec
 from msgspec.structs import asdict
 
 from libs.contracts.checks import (
@@ -16,6 +17,7 @@ from libs.contracts.checks import (
     DiffCheck,
     FileCheck,
     HttpCheck,
+    JsonSchemaCheck,
     TestsCheck,
 )
 from libs.contracts.tasks import TaskSpec
@@ -166,6 +168,8 @@ def shown(check: Check) -> str:
                 for step in steps
             ]
             line = f"in a browser at {url}: {', '.join(named)}"
+        case JsonSchemaCheck(path=path, schema=schema):
+            line = f"the file {path} holds JSON that fits the schema {msgspec.json.encode(schema).decode()}"
         case _:
             assert_never(check)
     return one_line(line, _CHECK_CHARS_MAX)
