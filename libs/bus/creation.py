@@ -78,7 +78,7 @@ class Creation:
             raise ValidationFailed(
                 str(error), details=[{"field": "limits", "message": str(error)}]
             ) from error
-        run_id = self._run_id(request)
+        run_id = self.run_id_of(request)
         created = RunCreated(
             tenant=request.tenant,
             task_id=request.task_id or task_id_of(run_id),
@@ -104,7 +104,8 @@ class Creation:
         """The id of a run that nothing made before. Those spread over the open shards; the choice needs no memory."""
         return random_run_id(self._clock, self._clock.entropy(1)[0] % self._shards)
 
-    def _run_id(self, request: CreateRequest) -> str:
+    def run_id_of(self, request: CreateRequest) -> str:
+        """The id of the run that is asked for: always the same of one that has a cause, or names its run."""
         if request.cause is not None:
             return derived_run_id(self._shards, request.tenant, *request.cause)
         return request.run_id or self.fresh_run_id()

@@ -31,6 +31,12 @@ HOLDING = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.VERIFYING)
 # The ids of runs that hold places, and the statuses of those that were asked for by id.
 Known = Callable[[str, Collection[str]], Awaitable[Mapping[str, str]]]
 
+
+def places_of(runs_max: int | None, queued_max: int) -> int | None:
+    """How many runs of a tenant may be under way or queued, children aside; `None`: as many as it likes."""
+    return None if runs_max is None else runs_max + queued_max
+
+
 _decoder = msgspec.json.Decoder(dict[str, float])
 
 

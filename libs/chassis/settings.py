@@ -69,6 +69,9 @@ KNOWN_NAMES = frozenset(
 # A policy is written by people; a larger file is another one.
 _POLICY_BYTES_MAX = 1 << 20
 TEST_PREFIX = "PERDURE_TEST_"
+# Places are counted as a set of ids that is read and written whole: 10,000 are half a megabyte.
+QUEUED_RUNS_MAX = 10_000
+QUEUED_RUNS_DEFAULT = 1000
 # `export A=1 B=2` is one line for a shell; read as one value it would hide B and spoil A. In quotes it is a value.
 _SEVERAL = re.compile(r"""(?!(["'])(?:(?!\1).)*\1$).*\s[A-Z][A-Z0-9_]*=""")
 
@@ -190,6 +193,9 @@ def _read_outbound(value: object) -> Outbound:
 
 # The field of every service that buys tokens or starts what will.
 TokensPerDay = Annotated[int | None, Field(alias="TENANT_MAX_TOKENS_PER_DAY", ge=1)]
+# The fields of every service that starts runs for tenants.
+TenantRunsMax = Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)]
+TenantQueuedMax = Annotated[int, Field(alias="TENANT_MAX_QUEUED_RUNS", ge=0, le=QUEUED_RUNS_MAX)]
 # The field of every service that makes runs: the deployment's limits.
 DeploymentLimits = Annotated[InstanceOf[Limits], BeforeValidator(_read_limits), Field(alias="PERDURE_LIMITS")]
 # The field of every service that decides about calls, or explains decisions: the deployment's policy.

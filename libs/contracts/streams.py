@@ -171,12 +171,18 @@ def tickets(subjects: Subjects) -> tuple[ConsumerSpec, ...]:
     )
 
 
+# Four schedulers that each hold as much as they may, and room for everybody else.
+TASKS_PENDING_MAX = 24_000
+
+
 def tasks_consumer(subjects: Subjects) -> ConsumerSpec:
     return ConsumerSpec(
         stream=subjects.stream("tasks"),
         name="schedulers",
         filter_subject=subjects.all_tasks(),
-        why="one append makes the run; 30 s outlast a leader election of the log",
+        why="one append makes the run; 30 s outlast a leader election of the log; tasks that wait for a place of their tenant "
+        "are given back and stay unacked, some thousands a scheduler",
+        ack_pending_max=TASKS_PENDING_MAX,
     )
 
 

@@ -21,7 +21,7 @@ from libs.bus.ports import Bus, Liveness
 from libs.bus.rates import Rates
 from libs.bus.runs import Runs, projects_of, schedules_of
 from libs.bus.spending import Spending
-from libs.bus.starts import HOLDING, Starts
+from libs.bus.starts import HOLDING, Starts, places_of
 from libs.chassis.logs import get_logger
 from libs.chassis.run import VERSION, Chassis
 from libs.contracts.clock import Clock
@@ -140,7 +140,8 @@ class Gateway:
         async def known(tenant: str, run_ids: Collection[str]) -> Mapping[str, str]:
             return await rows.statuses(tenant, HOLDING, run_ids)
 
-        starts = Starts(bucket, self._clock, known, most=self._settings.tenant_places)
+        most = places_of(self._settings.tenant_runs_max, self._settings.tenant_queued_max)
+        starts = Starts(bucket, self._clock, known, most=most)
         return Quotas(rates, starts, self._spending, self._clock)
 
     def _changing(self, rows: Projection, roster: Roster, quotas: Quotas) -> dict[str, Handler]:

@@ -11,9 +11,12 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 
 from libs.chassis.addresses import address
 from libs.chassis.settings import (
+    QUEUED_RUNS_DEFAULT,
     DeploymentLimits,
     DeploymentPolicy,
     ServiceSettings,
+    TenantQueuedMax,
+    TenantRunsMax,
     TokensPerDay,
     WebhookAllow,
 )
@@ -26,8 +29,6 @@ from libs.policy.rules import Policy
 SECRET_CHARS_MIN = 16
 # What one counter can tell apart; more is no limit any more.
 REQUESTS_PER_MINUTE_MAX = 1_000_000
-# Places are counted as a set of ids that is read and written whole: 10,000 are half a megabyte.
-QUEUED_RUNS_MAX = 10_000
 
 
 def _keys(value: object) -> dict[str, tuple[SecretStr, ...]]:
@@ -63,8 +64,8 @@ class GatewaySettings(ServiceSettings):
     tenant_requests_per_minute: Annotated[
         int | None, Field(alias="TENANT_REQUESTS_PER_MINUTE", ge=1, le=REQUESTS_PER_MINUTE_MAX)
     ] = None
-    tenant_runs_max: Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)] = None
-    tenant_queued_max: Annotated[int, Field(alias="TENANT_MAX_QUEUED_RUNS", ge=0, le=QUEUED_RUNS_MAX)] = 1000
+    tenant_runs_max: TenantRunsMax = None
+    tenant_queued_max: TenantQueuedMax = QUEUED_RUNS_DEFAULT
     policy: DeploymentPolicy = Policy()
     webhook_allow: WebhookAllow = Outbound()
     keys: Annotated[
@@ -77,11 +78,6 @@ class GatewaySettings(ServiceSettings):
     ] = None
 
     database_url: Annotated[SecretStr | None, BeforeValidator(_database), Field(alias="DATABASE_URL")] = None
-
-    @property
-    def tenant_places(self) -> int | None:
-        """How many runs of a tenant may be under way or queued, children aside; `None`: as many as it likes."""
-        return None if self.tenant_runs_max is None else self.tenant_runs_max + self.tenant_queued_max
 
     @field_validator("keys")
     @classmethod

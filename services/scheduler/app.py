@@ -12,6 +12,7 @@ from libs.bus.creation import Creation
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
 from libs.bus.runs import Runs, projects_of
+from libs.bus.starts import places_of
 from libs.chassis.run import Chassis
 from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
@@ -23,6 +24,7 @@ from services.scheduler.endings import Endings
 from services.scheduler.family import Family
 from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
+from services.scheduler.places import Held, Places
 from services.scheduler.projects.orchestrator import Orchestrator
 from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.projects.silences import overdue
@@ -33,13 +35,13 @@ from services.scheduler.rows import Rows
 from services.scheduler.schedules.keeper import Keeper
 from services.scheduler.schedules.rows import ScheduleRows
 from services.scheduler.schedules.times import Times
-from services.scheduler.settings import SchedulerSettings, Timing
+from services.scheduler.settings import SchedulerSettings, TenantQuota, Timing
 from services.scheduler.snapshots import OldSnapshots
 from services.scheduler.sources.intake import Intake, sources_of
 from services.scheduler.sources.wish import Source
 from services.scheduler.sweep import Sweep
 from services.scheduler.takeover import Takeover
-from services.scheduler.tasks import Tasks
+from services.scheduler.tasks import HELD_MAX, HELD_TENANT_MAX, Tasks
 from services.scheduler.tickets import Tickets
 from services.scheduler.wakeups import Others, Wakeups
 from services.scheduler.webhooks.keeper import Webhooks
@@ -59,7 +61,7 @@ class Scheduler:
         liveness: Liveness,
         creation: Creation,
         *,
-        tenant_runs_max: int | None,
+        quota: TenantQuota,
         timing: Timing,
         sources: Sequence[Source] = (),
     ) -> None:
@@ -73,7 +75,7 @@ class Scheduler:
         buckets = bus.bucket("checkpoints"), bus.bucket("journal")
         remains = Remains(bus.log, *buckets, snapshots, self.rows, clock, timing)
         self._tickets = Tickets(
-            bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=tenant_runs_max
+            bus.queue, bus.subjects, self.rows, self._replicas, family, clock, cap=quota.runs_max
         )
         halting = Halting(bus.wire, bus.subjects, self._replicas)
         project_logs, silences = projects_of(bus, clock), self._replicas.silences
@@ -102,7 +104,10 @@ class Scheduler:
         self.leadership = Leadership(
             leases, clock, boot=liveness.boot, group=GROUP, ttl_s=timing.lead_s, gained=self._gained
         )
-        self._tasks = Tasks(bus.queue, bus.subjects, creation, runs)
+        most = places_of(quota.runs_max, quota.queued_max)
+        places = Places(bus.bucket("quotas"), bus.log, self.rows, clock, most=most)
+        held = Held(clock, tenant_max=HELD_TENANT_MAX, most=HELD_MAX)
+        self._tasks = Tasks(bus.queue, bus.subjects, creation, runs, places, held)
         self._intake = Intake(sources, runs, bus.log, creation, endings, clock, self.rows.wished_by)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -119,7 +124,7 @@ class Scheduler:
             self._times.watch(self.leadership),
             self._intake.watch(self.leadership),
             self._deadlines.consume(self.leadership),
-            self._tasks.consume(),
+            self._tasks.consume(self._wakeups.settled),
             self._tick(),
             self.leadership.watch(),
         ]
@@ -179,7 +184,7 @@ async def serve(chassis: Chassis[SchedulerSettings]) -> None:
             chassis.clock,
             liveness,
             Creation(chassis.runs, chassis.clock, shards=SHARDS, limits=settings.limits),
-            tenant_runs_max=settings.tenant_runs_max,
+            quota=TenantQuota(settings.tenant_runs_max, settings.tenant_queued_max),
             timing=Timing(),
             sources=sources_of(settings.sources, chassis.clock, linear_key=settings.linear_key),
         )

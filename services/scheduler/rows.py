@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime
 from typing import NamedTuple
 
+from libs.bus.starts import HOLDING
 from libs.contracts.run import RunStatus
 from services.scheduler.admission import Demand, Lane, Waiting
 from services.scheduler.row import Row
@@ -44,6 +45,7 @@ class Rows:
         self._owned: dict[str, set[str]] = {}
         self._children: dict[str, set[str]] = {}
         self._wished: dict[str, set[str]] = {}
+        self._holding: dict[str, set[str]] = {}
         self._retrying: set[str] = set()
         self._outstanding: set[str] = set()
 
@@ -170,6 +172,10 @@ class Rows:
         """The runs that this one delegated and that have not ended."""
         return [self._rows[child] for child in sorted(self._children.get(run_id, ()))]
 
+    def holding(self, tenant: str) -> dict[str, str]:
+        """The runs of a tenant that hold places, with their statuses; children hold none."""
+        return {run_id: self._rows[run_id].status.value for run_id in self._holding.get(tenant, ())}
+
     def wished_by(self, source: str) -> list[str]:
         """The keys by which this source knows runs that go on, as far as they have been read, and that nobody has asked
         to end."""
@@ -191,6 +197,8 @@ class Rows:
             self._retrying.add(run_id)
         if row.parent is not None:
             self._children.setdefault(row.parent.log_id, set()).add(run_id)
+        elif row.status in HOLDING:
+            self._holding.setdefault(tenant, set()).add(run_id)
         if row.origin is not None and row.origin.wish is not None:
             self._wished.setdefault(row.origin.wish.source, set()).add(run_id)
         if place.lane is not None:
@@ -210,6 +218,8 @@ class Rows:
         self._retrying.discard(run_id)
         if row.parent is not None:
             _discard(self._children, row.parent.log_id, run_id)
+        elif row.status in HOLDING:
+            _discard(self._holding, tenant, run_id)
         if row.origin is not None and row.origin.wish is not None:
             _discard(self._wished, row.origin.wish.source, run_id)
         if place.lane is not None:

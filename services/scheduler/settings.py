@@ -5,7 +5,14 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, model_validator
 
-from libs.chassis.settings import DeploymentLimits, ServiceSettings, WebhookAllow
+from libs.chassis.settings import (
+    QUEUED_RUNS_DEFAULT,
+    DeploymentLimits,
+    ServiceSettings,
+    TenantQueuedMax,
+    TenantRunsMax,
+    WebhookAllow,
+)
 from libs.contracts.tasks import Limits
 from libs.policy.outbound import Outbound
 from services.scheduler.sources.configuration import (
@@ -25,9 +32,11 @@ RETENTION_DAYS_MAX = 100 * 365
 
 
 class SchedulerSettings(ServiceSettings):
-    """`tenant_runs_max` caps how many runs of a tenant are executed at once, children aside; others stay queued."""
+    """`tenant_runs_max` caps how many runs of a tenant are executed at once, children aside; others stay queued, up to
+    `tenant_queued_max`, and tasks that are published beyond those wait on the bus."""
 
-    tenant_runs_max: Annotated[int | None, Field(alias="TENANT_MAX_ACTIVE_RUNS", ge=1)] = None
+    tenant_runs_max: TenantRunsMax = None
+    tenant_queued_max: TenantQueuedMax = QUEUED_RUNS_DEFAULT
     limits: DeploymentLimits = Limits()
     webhook_allow: WebhookAllow = Outbound()
     retention_days: Annotated[
@@ -63,6 +72,13 @@ class SchedulerSettings(ServiceSettings):
         if self.retention_export == "none":
             return None
         return Path(self.retention_export) if self.retention_export else self.data / "exports"
+
+
+class TenantQuota(NamedTuple):
+    """How many runs of a tenant are executed at once (`None`: as many as there are slots), and how many wait behind them."""
+
+    runs_max: int | None = None
+    queued_max: int = QUEUED_RUNS_DEFAULT
 
 
 class Timing(NamedTuple):

@@ -1,26 +1,37 @@
 """Tasks from the bus: what is published on `<p>.tasks.<tenant>` becomes a run, as if it had been posted.
 
 Invariant: an acked message is a run in the log or a dead letter with the reason; delivered again it makes neither a
-second time (key: tenant and Idempotency-Key, else the message's place in its stream).
+second time (key: tenant and Idempotency-Key, else the message's place in its stream). What is beyond the places of its
+tenant waits where it is.
 """
+
+import asyncio
 
 from libs.bus.creation import CreateRequest, Creation
 from libs.bus.ports import ACK, Delivery, Outcome, Queue, nak
 from libs.bus.runs import Runs
 from libs.chassis.logs import get_logger
-from libs.contracts.errors import RequestError, StorageFull
+from libs.contracts.errors import QuotaExceeded, RequestError, StorageFull
 from libs.contracts.events import LogEvent, RunStartRequested
 from libs.contracts.http import body_hash, idempotency_key, parse_task
 from libs.contracts.ids import is_token
 from libs.contracts.run import RunState, RunStatus
 from libs.contracts.streams import tasks_consumer
 from libs.contracts.subjects import Subjects
+from services.scheduler.places import Held, Places
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 # One append each; more at once would only queue at the log's stream.
 TASKS_MAX = 16
 # When the bus is full somebody has to make room first; other troubles of the bus are the consumer's to repeat.
 FULL_S = 15.0
+# One that waits for a place comes again after this, and ever more rarely up to the other.
+PLACE_S = 1.0
+PLACE_S_MAX = 15.0
+# Tasks that wait for places, of one tenant and of all, in one scheduler: they come again every `PLACE_S_MAX`. Of a tenant
+# that publishes more the rest is rejected.
+HELD_TENANT_MAX = 1_000
+HELD_MAX = 5_000
 # Who asked for the start, and where the run came from.
 BY = "bus"
 
@@ -30,12 +41,22 @@ _log = get_logger("tasks")
 class Tasks:
     """The consumer of published tasks. Every replica takes part: the log decides, not the leader."""
 
-    def __init__(self, queue: Queue, subjects: Subjects, creation: Creation, runs: Runs) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        subjects: Subjects,
+        creation: Creation,
+        runs: Runs,
+        places: Places,
+        held: Held,
+    ) -> None:
         self._queue, self._subjects = queue, subjects
         self._creation, self._runs = creation, runs
+        self._places, self._held = places, held
 
-    async def consume(self) -> None:
-        """Make runs until cancelled."""
+    async def consume(self, settled: asyncio.Event) -> None:
+        """Make runs until cancelled, once it is known (`settled`) which there are."""
+        await settled.wait()
         await self._queue.consume(tasks_consumer(self._subjects), self.handle, concurrency=TASKS_MAX)
 
     async def handle(self, delivery: Delivery) -> Outcome:
@@ -43,6 +64,8 @@ class Tasks:
         tenant = self._subjects.tenant_of_task(delivery.subject)
         try:
             request = _request(tenant, delivery)
+            if not await self._may_start(tenant, request):
+                return self._hold(tenant, delivery)
             created = await self._creation.create(request)
             if created.existed and created.folded.state.status is RunStatus.PENDING:
                 # Posted before under the same key without a start: a published task always runs.
@@ -56,8 +79,29 @@ class Tasks:
         except StorageFull as error:
             _log.warning("task.delayed", tenant=tenant, message=error.message)
             return nak(FULL_S)
+        self._held.release(tenant, delivery.stream_sequence)
         _log.info("task.accepted", tenant=tenant, run_id=created.run_id, existed=created.existed)
         return ACK
+
+    async def _may_start(self, tenant: str, request: CreateRequest) -> bool:
+        """Whether there is a place for the run, or it was started before."""
+        run_id = self._creation.run_id_of(request)
+        if await self._places.reserve(tenant, run_id):
+            return True
+        found = await self._runs.find(tenant, run_id)
+        return found is not None and found.state.status is not RunStatus.PENDING
+
+    def _hold(self, tenant: str, delivery: Delivery) -> Outcome:
+        """Leave a task in the queue. Raises `QuotaExceeded` when too many wait there."""
+        wait_s = min(PLACE_S * 2 ** min(delivery.delivered - 1, 8), PLACE_S_MAX)
+        if not self._held.hold(tenant, delivery.stream_sequence, wait_s):
+            raise QuotaExceeded(
+                f"tenant {tenant} has {self._places.most} runs under way and queued (TENANT_MAX_ACTIVE_RUNS, "
+                "TENANT_MAX_QUEUED_RUNS), and as many published tasks wait as may; replay this one when some have ended"
+            )
+        if delivery.delivered == 1:
+            _log.info("task.held", tenant=tenant, sequence=delivery.stream_sequence)
+        return nak(wait_s)
 
 
 def _request(tenant: str, delivery: Delivery) -> CreateRequest:

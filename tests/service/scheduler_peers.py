@@ -31,7 +31,7 @@ from libs.contracts.tasks import LimitOverrides, Limits, Parent, TaskSpec, Ticke
 from libs.contracts.tools import Semantics
 from libs.contracts.values import RunError, Usage
 from services.scheduler.app import Scheduler
-from services.scheduler.settings import Timing
+from services.scheduler.settings import TenantQuota, Timing
 from tests.fakes.bus import bus_settings
 from tests.fakes.waiting import eventually
 
@@ -160,7 +160,11 @@ class SchedulerProcess:
 
 @asynccontextmanager
 async def scheduler(
-    place: Deployment, *, timing: Timing = QUICK, tenant_runs_max: int | None = None
+    place: Deployment,
+    *,
+    timing: Timing = QUICK,
+    tenant_runs_max: int | None = None,
+    tenant_queued_max: int = 1000,
 ) -> AsyncGenerator[SchedulerProcess]:
     """A running scheduler."""
     async with (
@@ -170,7 +174,15 @@ async def scheduler(
         runs = runs_of(bus)
         creation = Creation(runs, CLOCK, shards=1, limits=Limits())
         process = SchedulerProcess(
-            Scheduler(bus, runs, CLOCK, liveness, creation, tenant_runs_max=tenant_runs_max, timing=timing),
+            Scheduler(
+                bus,
+                runs,
+                CLOCK,
+                liveness,
+                creation,
+                quota=TenantQuota(tenant_runs_max, tenant_queued_max),
+                timing=timing,
+            ),
             liveness,
         )
         try:

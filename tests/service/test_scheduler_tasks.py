@@ -13,7 +13,9 @@ from libs.bus.consumer import REASON
 from libs.bus.ports import Bus, LogKey
 from libs.contracts.ids import derived_run_id
 from libs.contracts.run import RunState, RunStatus
-from tests.fakes.waiting import eventually
+from services.scheduler.places import Held
+from tests.fakes.clock import QuickClock
+from tests.fakes.waiting import eventually, until
 from tests.service.scheduler_peers import DEADLINE_S, Deployment, executor, scheduler
 
 TASK = {"goal": "Water the plants.", "priority": "high", "metadata": {"room": "7"}}
@@ -164,3 +166,36 @@ async def test_a_tenant_that_is_no_token_is_rejected(place: Deployment, publishe
     async with scheduler(place):
         await publish(publisher, place, TASK, tenant="Acme!")
         assert "tenant" in (await rejections(publisher, place, "Acme!", 1))[0]
+
+
+async def test_what_is_published_beyond_the_queue_waits_on_the_bus_and_in_nobody_elses_way(
+    place: Deployment, publisher: Client
+) -> None:
+    async with executor(place) as peer, scheduler(place, tenant_runs_max=1, tenant_queued_max=1):
+        published = [await publish(publisher, place, TASK, tenant="poor") for _ in range(5)]
+        ids = {derived_run_id(1, "poor", "message", made, str(at)) for at, made in published}
+        await publish(publisher, place, TASK, tenant="rich", key="k1")
+        rich = derived_run_id(1, "rich", "key", "k1")
+        await until(lambda: rich in peer.held and len(peer.held) == 2, "one of each is claimed")
+        for done in range(5):
+            known = [run_id for run_id in ids if await place.runs.find("poor", run_id) is not None]
+            assert len(known) <= done + 2, "one under way and one queued, behind those that have ended"
+            await until(lambda: ids & peer.held.keys(), "the next is claimed")
+            (run_id,) = ids & peer.held.keys()
+            await peer.complete(run_id)
+        assert len(peer.tickets) == len({ticket.run_id for ticket in peer.tickets}) == 6
+        letters = await place.bus.dead_letters.newest(kind="rejected", tenant="poor")
+        assert not letters.letters
+
+
+def test_what_waits_on_the_bus_is_bounded_for_each_tenant_and_in_all() -> None:
+    clock = QuickClock()
+    held = Held(clock, tenant_max=2, most=3)
+    assert [held.hold("a", message, 5.0) for message in (1, 2, 3, 1)] == [True, True, False, True]
+    assert [held.hold("b", message, 5.0) for message in (4, 5)] == [True, False]
+    held.release("a", 1)
+    assert held.hold("b", 5, 5.0)
+    clock.slept.append(10.1)
+    assert [held.hold("a", message, 5.0) for message in (6, 7)] == [True, True], (
+        "what went away holds nothing"
+    )
