@@ -272,11 +272,10 @@ class _Connection(asyncio.Protocol):
         await self._end(answer)
 
     async def _write_wire(self, answer: Answer, pieces: list[str], delay_s: float) -> None:
-        """A response that is scripted to the byte."""
-        await asyncio.sleep(delay_s)
-        for piece in pieces:
+        """A response that is scripted to the byte; its end comes together with its last piece."""
+        for number, piece in enumerate(pieces):
+            await asyncio.sleep(answer.chunk_delay_s if number else delay_s)
             self._write(base64.b64decode(piece))
-            await asyncio.sleep(answer.chunk_delay_s)
         await self._end(answer)
 
     async def _end(self, answer: Answer) -> None:

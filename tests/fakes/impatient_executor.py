@@ -17,6 +17,7 @@ from libs.contracts.clock import Clock
 from services.executor.app import Outside, serve
 from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.completion import ModelSettings, open_model
+from services.executor.endpoint.deltas import sending
 from services.executor.endpoint.talk import Talker
 from services.executor.settings import ExecutorSettings
 
@@ -32,8 +33,11 @@ async def open_talker(
     assert settings.key is not None
     assert settings.model_id is not None
     endpoint = ModelSettings(settings.key, settings.base_url, settings.model_id, idle_timeout_s=IDLE_S)
-    async with open_model(endpoint, HurriedClock(WAIT_SCALE), {}, circuits=circuits) as model:
-        yield Talker(model, settings.model_id, bus, clock)
+    async with (
+        open_model(endpoint, HurriedClock(WAIT_SCALE), {}, circuits=circuits) as model,
+        sending(bus, clock) as live,
+    ):
+        yield Talker(model, settings.model_id, clock, live)
 
 
 if __name__ == "__main__":

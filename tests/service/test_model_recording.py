@@ -22,6 +22,7 @@ from services.executor.decision.decide import foresee
 from services.executor.egress.request import ModelFailure
 from services.executor.endpoint import recording as bounds
 from services.executor.endpoint.completion import Patience
+from services.executor.endpoint.deltas import LiveDeltas
 from services.executor.endpoint.key import Key
 from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.recording import Recorder, Recording
@@ -176,9 +177,9 @@ async def test_a_summary_is_recorded_with_the_tries_it_took() -> None:
         bus = TwinServer(QuickClock()).connect("test", QuietNetwork())
         recorder = Recorder(bus.store("blobs"), QuickClock(), Key(KEY))
         async with connected(endpoint.url) as model:
-            talk = Talker(model, "first", bus, QuickClock(), recorder=recorder).talk(
-                CROWDED, {}, Pulse(QuickClock())
-            )
+            live = LiveDeltas(bus, QuickClock())
+            talker = Talker(model, "first", QuickClock(), live, recorder=recorder)
+            talk = talker.talk(CROWDED, {}, Pulse(QuickClock()))
             [event] = await talk.summarise(CROWDED, False, lambda _: None)
     assert isinstance(event, e.ContextCompacted)
     assert event.summary == "Much was done."

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+from typing import Literal
 
 import httpx
 import msgspec
 import pytest
 
 from deploy.dev.model_script import Answer, ScriptedCall
+from deploy.dev.model_server import chunk as http_chunk
 from services.executor.egress.request import ModelFailure
 from services.executor.endpoint.completion import Patience
 from services.executor.ingress.turn import Delta
@@ -94,6 +96,33 @@ async def test_a_connection_lost_behind_the_finish_reason_loses_nothing() -> Non
     async with talking(answer) as peer:
         assert (await peer.model.complete(asked(), ignore)).content == "hi"
         assert peer.server.count == 1
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("end", ["reset", "eof"])
+async def test_what_comes_together_with_the_end_of_its_connection_is_read(
+    end: Literal["reset", "eof"],
+) -> None:
+    answer = Answer(wire=sent(HEAD + http_chunk(HI)), end=end)
+    async with talking(answer) as peer:
+        assert (await peer.model.complete(asked(), ignore)).content == "hi"
+        assert peer.server.count == 1
+
+
+async def test_a_garbled_body_is_no_silence_and_what_stands_before_it_counts() -> None:
+    garbled = http_chunk(chunk(content="hi") + usage(10, 5)) + b"HTTP/1.1 502 Bad Gateway\r\n\r\n"
+    broken = Answer(wire=[*sent(HEAD), *sent(garbled)], chunk_delay_s=0.01, end="hang")
+    async with talking(Answer(attempts=[broken, Answer(base64=sent(HI + DONE))])) as peer:
+        turn = await peer.model.complete(asked(), ignore)
+    assert (turn.content, turn.attempt, turn.usage.output_tokens) == ("hi", 2, 10)
+
+
+async def test_headers_of_many_kilobytes_and_a_reason_in_another_script_are_read() -> None:
+    head = "HTTP/1.1 200 Schön\r\nx-policy: {}\r\nconnection: close\r\n\r\n".format("x" * 50_000)
+    async with talking(Answer(wire=sent(head.encode("latin-1") + HI + DONE), end="eof")) as peer:
+        assert (await peer.model.complete(asked(), ignore)).content == "hi"
 
 
 async def test_comments_keep_a_silent_stream_alive() -> None:

@@ -49,10 +49,15 @@ TIME_AND_CHANCE_OWNERS = (
 
 # Two clients of different protocols stand on `httpx2`; each keeps its exceptions to itself.
 VENDORS = {
+    "aiohttp": ("services.executor.endpoint.connections",),
     "asyncpg": ("libs.projection",),
     "cronsim": ("libs.contracts.cron",),
     "httpcore": ("services.scheduler.sources.fetch", "services.scheduler.webhooks.outbound"),
-    "httpx2": ("services.executor.endpoint.model", "services.toolhost.mcp"),
+    "httpx2": (
+        "services.executor.endpoint.connections",
+        "services.executor.endpoint.model",
+        "services.toolhost.mcp",
+    ),
     "mcp": ("services.toolhost.mcp",),
     "mcp_types": ("services.toolhost.mcp",),
     "meilisearch": ("services.toolhost.knowledge.meilisearch",),

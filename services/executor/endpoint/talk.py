@@ -34,7 +34,7 @@ from services.executor.egress.results import READ_FILE
 from services.executor.egress.toolset import toolset
 from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.completion import Model, ModelSettings, open_model
-from services.executor.endpoint.deltas import streaming
+from services.executor.endpoint.deltas import LiveDeltas, sending
 from services.executor.endpoint.prices import load_prices
 from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.recording import Recorder
@@ -84,18 +84,18 @@ class Talker:
         self,
         model: Model | None,
         name: str,
-        bus: Bus,
         clock: Clock,
+        live: LiveDeltas,
         park_s: float = PARK_S,
         recorder: Recorder | None = None,
     ) -> None:
-        self._model, self._bus, self._clock = model, bus, clock
+        self._model, self._clock, self._live = model, clock, live
         self._park_s, self._recorder = park_s, recorder
         self.model = name
 
     def talk(self, state: RunState, specs: Mapping[str, ToolSpec], pulse: Pulse) -> "Talk":
         assert self._model is not None, "an executor without a model takes no tickets"
-        return Talk(self._model, self._bus, self._clock, state, specs, pulse, self._park_s, self._recorder)
+        return Talk(self._model, self._clock, self._live, state, specs, pulse, self._park_s, self._recorder)
 
 
 @asynccontextmanager
@@ -105,7 +105,7 @@ async def open_talker(
     """The talker of these settings; connections to the endpoint last as long as the context."""
     key = settings.key
     if key is None or settings.model_id is None:
-        yield Talker(None, "", bus, clock)
+        yield Talker(None, "", clock, LiveDeltas(bus, clock))
         return
     fallbacks = tuple(name.strip() for name in settings.fallback_models.split(",") if name.strip())
     endpoint = ModelSettings(
@@ -117,9 +117,12 @@ async def open_talker(
     )
     prices, scale = load_prices(settings.model_prices), settings.test_hooks.get(WAIT_SCALE)
     waiting = clock if scale is None else HurriedClock(float(scale))
-    async with open_model(endpoint, waiting, prices, circuits=circuits) as model:
-        recorder = Recorder(bus.store("blobs"), clock, key) if settings.record_wire else None
-        yield Talker(model, settings.model_id, bus, clock, PARK_S * float(scale or 1), recorder)
+    recorder = Recorder(bus.store("blobs"), clock, key) if settings.record_wire else None
+    async with (
+        open_model(endpoint, waiting, prices, circuits=circuits) as model,
+        sending(bus, clock) as live,
+    ):
+        yield Talker(model, settings.model_id, clock, live, PARK_S * float(scale or 1), recorder)
 
 
 class Talk:
@@ -128,15 +131,15 @@ class Talk:
     def __init__(
         self,
         model: Model,
-        bus: Bus,
         clock: Clock,
+        live: LiveDeltas,
         state: RunState,
         specs: Mapping[str, ToolSpec],
         pulse: Pulse,
         park_s: float,
-        recorder: Recorder | None = None,
+        recorder: Recorder | None,
     ) -> None:
-        self._model, self._bus, self._clock = model, bus, clock
+        self._model, self._clock, self._live = model, clock, live
         self._park_s, self._recorder, self._pulse = park_s, recorder, pulse
         self._names = sorted(specs)
         self._project = state.project
@@ -213,13 +216,11 @@ class Talk:
         )
         self._pulse.beat()
         began = self._clock.monotonic()
-        subject = self._bus.subjects.live(state.tenant, state.run_id)
-        async with streaming(self._bus.wire, self._clock, subject, state.run_id, state.iteration) as deltas:
+        with self._live.of(state.tenant, state.run_id, state.iteration) as deltas:
 
             async def show(attempt: int, delta: Delta) -> None:
                 deltas.add(attempt, delta.content, delta.reasoning)
 
-            # Caught inside of the streaming, whose task group would wrap it.
             try:
                 turn = await self._model.complete(request, show)
             except ModelFailure as failure:
