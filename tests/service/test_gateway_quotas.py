@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -146,29 +147,41 @@ async def test_a_gateway_that_is_killed_in_the_midst_of_starts_takes_no_place_wi
         for one in served:
             await until_ready(one)
 
-        async def start(client: httpx.AsyncClient) -> int:
+        async def start(client: httpx.AsyncClient, key: str) -> tuple[int, str]:
             try:
-                return (await client.post("/api/tasks", json=STARTED)).status_code
+                answer = await client.post("/api/tasks", json=STARTED, headers={"Idempotency-Key": key})
             except httpx.TransportError:
-                return 0
+                return 0, ""
+            return answer.status_code, answer.json().get("run_id", "")
 
+        keys = [f"key-{number}" for number in range(200)]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(start(clients[number % 2])) for number in range(200)]
+            tasks = [group.create_task(start(clients[place % 2], key)) for place, key in enumerate(keys)]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             processes[0].kill()
-        statuses = Counter(task.result() for task in tasks)
+        answers = dict(zip(keys, (task.result() for task in tasks), strict=True))
+        statuses = Counter(status for status, _ in answers.values())
         assert set(statuses) <= {0, 201, 429}
+        assert statuses[201] <= 20
 
-        async def begun() -> int:
-            return len((await clients[1].get("/api/runs?limit=200")).json()["runs"])
+        # Whoever asks the other one again, with the key, learns what became of it and begins nothing twice.
+        again = dict(zip(keys, await asyncio.gather(*(start(clients[1], key) for key in keys)), strict=True))
+        for key, (status, run_id) in answers.items():
+            assert again[key] == (200, run_id) if status == 201 else again[key][0] in {200, 201, 429}, key
+
+        async def begun() -> list[str]:
+            return [run["run_id"] for run in (await clients[1].get("/api/runs?limit=200")).json()["runs"]]
+
+        others = count()
 
         async def filled() -> bool:
-            assert await begun() <= 20
-            return await start(clients[1]) == 429 and await begun() == 20
+            assert len(await begun()) <= 20
+            return (await start(clients[1], f"other-{next(others)}"))[0] == 429 and len(await begun()) == 20
 
         # What the dead gateway had reserved and not begun is free again after a while, and no sooner more than 20 begin.
         await eventually(filled, "all places taken by runs", fits=bool, every_s=0.2)
-        assert statuses[201] <= 20
+        told = {run_id for status, run_id in again.values() if status in {200, 201}}
+        assert told <= set(await begun())
 
 
 @asynccontextmanager
