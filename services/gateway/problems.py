@@ -33,6 +33,8 @@ from libs.contracts.views import ErrorView, FieldProblem
 from services.gateway.quotas import quota_headers
 
 REQUEST_ID = "X-Request-ID"
+# Where the scope keeps the server's own `send`, for bodies in many pieces, once the head has gone the usual way.
+BARE_SEND = "perdure.send"
 # An id goes into headers and logs: what could break either is left out, and what is too long is cut.
 REQUEST_ID_CHARS_MAX = 128
 _UNWANTED = re.compile(r"[^!-~]+")
@@ -57,7 +59,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope["headers"], self._clock)
-        scope["request_id"] = request_id
+        scope["request_id"], scope[BARE_SEND] = request_id, send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -18,6 +18,7 @@ from libs.chassis.logs import get_logger
 from libs.contracts.errors import BusUnavailable, InvalidCursor, PerdureError
 from services.gateway import edge
 from services.gateway.frames import PING, RETRY, Shown
+from services.gateway.problems import BARE_SEND
 from services.gateway.watch import Head, Watch, Watches
 
 # Proxies and clients give up on silence; the contract promises a sign of life every 15 s.
@@ -116,20 +117,11 @@ class Reader:
 
     def _from_window(self) -> bytes:
         assert self._place is not None
-        entries = self._watch.entries(self._place, BLOCK_BYTES_MAX)
-        self._place += len(entries)
-        frames: list[bytes] = []
-        for entry in entries:
-            if entry.sequence == 0:
-                if self._wanted.deltas:
-                    frames.append(entry.frame)
-            elif entry.sequence >= self._next:
-                frames.append(entry.frame)
-                self._next, self._position = entry.sequence + 1, entry.before
-        if entries and not frames:
-            # Nothing of it was for this client: look again instead of waiting.
-            return self._from_window()
-        return b"".join(frames)
+        part = self._watch.part(self._place, self._next, BLOCK_BYTES_MAX, deltas=self._wanted.deltas)
+        self._place, self._next = part.place, part.sequence
+        if part.position is not None:
+            self._position = part.position
+        return part.block
 
     async def _from_log(self) -> list[Shown] | None:
         """The next events that the window no longer holds; `None` when they are gone: the run was deleted."""
@@ -163,8 +155,9 @@ class EventStream(Response):
         headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
         async with self._held:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
+            # What wraps `send` is for the head; an event need not pass through it for each client.
             async with asyncio.TaskGroup() as group:
-                writing = group.create_task(self._write(send))
+                writing = group.create_task(self._write(scope[BARE_SEND]))
                 leaving = group.create_task(_until_gone(receive, writing))
                 writing.add_done_callback(lambda _: leaving.cancel())
 

@@ -51,6 +51,16 @@ class Entry(NamedTuple):
     before: int
 
 
+class Part(NamedTuple):
+    """A piece of the window for a client: its place and the event it wants next once `block` is written; `position` is where
+    to read the log to find the last event's record, `None` when there is no event in it."""
+
+    place: int
+    block: bytes
+    sequence: int
+    position: int | None
+
+
 class Head(NamedTuple):
     """Where a run's or a project's log stands: the last public sequence and the status after it."""
 
@@ -78,7 +88,9 @@ class Watch:
         self._begin = 0
         self._bytes = 0
         self._readings: set[asyncio.Timeout] = set()
-        self._news = asyncio.Event()
+        self._waiting: dict[asyncio.Future[bool], None] = {}
+        self._asked: tuple[int, int, int, bool, int] | None = None
+        self._part = Part(0, b"", 0, None)
         # Deltas that clients lost because they could not keep up.
         self.lost = 0
 
@@ -111,26 +123,26 @@ class Watch:
         first = next((entry.sequence for entry in self._window if entry.sequence), self.head.last + 1)
         self.lost += max(0, self.begin - place - (first - sequence))
 
-    def entries(self, place: int, bytes_max: int) -> list[Entry]:
-        """Entries from `place` on, at least one if there is any, together at most about `bytes_max`."""
-        found: list[Entry] = []
-        size = 0
-        for index in range(place - self._begin, len(self._window)):
-            entry = self._window[index]
-            size += len(entry.frame)
-            if found and size > bytes_max:
-                break
-            found.append(entry)
-        return found
+    def part(self, place: int, sequence: int, bytes_max: int, *, deltas: bool) -> Part:
+        """What to write to a client at `place` that wants event `sequence` next, about `bytes_max` at most; with or without
+        deltas. Clients that keep up ask for the same, so it is put together once for all of them."""
+        asked = (place, sequence, bytes_max, deltas, self.end)
+        if asked != self._asked:
+            self._asked, self._part = asked, self._put_together(place, sequence, bytes_max, deltas=deltas)
+        return self._part
 
     async def changed(self, until: float) -> bool:
         """Wait for something new; `False` when nothing came until this time of the event loop."""
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        # For each event and client: a bare timer instead of a timeout around an `asyncio.Event`.
+        timer = loop.call_at(until, _settle, waiter, False)
+        self._waiting[waiter] = None
         try:
-            async with asyncio.timeout_at(until):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+            return await waiter
+        finally:
+            timer.cancel()
+            del self._waiting[waiter]
 
     async def confirmed_head(self) -> Head:
         """The head by the leader's word, for answers that deny something. Raises `NotFound` for a deleted run."""
@@ -207,8 +219,23 @@ class Watch:
             self._begin += 1
 
     def _announce(self) -> None:
-        self._news.set()
-        self._news.clear()
+        for waiter in self._waiting:
+            _settle(waiter, True)
+
+    def _put_together(self, place: int, sequence: int, bytes_max: int, *, deltas: bool) -> Part:
+        frames: list[bytes] = []
+        size, position = 0, None
+        for index in range(place - self._begin, len(self._window)):
+            entry = self._window[index]
+            if (entry.sequence == 0 and deltas) or entry.sequence >= sequence:
+                size += len(entry.frame)
+                if frames and size > bytes_max:
+                    break
+                frames.append(entry.frame)
+                if entry.sequence:
+                    sequence, position = entry.sequence + 1, entry.before
+            place += 1
+        return Part(place, b"".join(frames), sequence, position)
 
     def _events_to(self, start: int, sequence: int) -> int:
         """How many entries behind index `start` the event `sequence` lies."""
@@ -217,6 +244,11 @@ class Watch:
             for offset in range(len(self._window) - start)
             if self._window[start + offset].sequence == sequence
         )
+
+
+def _settle(waiter: asyncio.Future[bool], news: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(news)
 
 
 def _status(record: Record) -> RunStatus | ProjectStatus:
