@@ -42,6 +42,7 @@ from libs.contracts.tools import (
     HostCatalog,
     JournalEntry,
     JournalState,
+    Refusal,
     Semantics,
     ToolCall,
     ToolResult,
@@ -146,10 +147,18 @@ class Owner:
         arguments = {"baseline": self.baseline, "files": dict(files or {})}
         return await self.ask(boot, self.call(WORKSPACE_ATTACH, arguments, WORKSPACE_ATTACH))
 
+    async def attached(self, boot: str, files: Mapping[str, str] | None = None) -> ToolResult:
+        """What the host says once it is ready; until then it is asked again, as an executor does."""
+        return await eventually(
+            lambda: self.ask_attach(boot, files),
+            "the workspace is prepared",
+            fits=lambda result: result.refused != Refusal.WORKSPACE_BUSY,
+        )
+
     async def attach(self, boot: str) -> None:
         """Both steps of attaching, which must succeed."""
         await self.name_host(boot)
-        result = await self.ask_attach(boot)
+        result = await self.attached(boot)
         assert result.ok, result
         baseline = result.metadata["baseline"]
         assert isinstance(baseline, str)

@@ -52,8 +52,8 @@ async def test_two_runs_share_a_workspace_on_one_host_each_with_its_own_baseline
         await first.attach(host)
         await first.effect(host, first.call("write_file", {"path": "a.txt", "content": "1"}, "call_1_0"))
         second = await owned_run(bus)
-        assert (await second.ask_attach(host)).ok
-        result = await second.ask_attach(host)
+        assert (await second.attached(host)).ok
+        result = await second.attached(host)
         second_baseline = result.metadata["baseline"]
         assert second_baseline != first.baseline
         await second.effect(host, second.call("write_file", {"path": "b.txt", "content": "2"}, "call_1_0"))
@@ -64,16 +64,16 @@ async def test_two_runs_share_a_workspace_on_one_host_each_with_its_own_baseline
         assert "a.txt" not in seen_by_second
         assert "b.txt" in seen_by_second
         # Attaching again changes neither.
-        assert (await first.ask_attach(host)).metadata["baseline"] == first.baseline
+        assert (await first.attached(host)).metadata["baseline"] == first.baseline
 
 
 async def test_a_host_that_the_workspaces_log_does_not_name_refuses(bus: Bus, tmp_path: Path) -> None:
     async with toolhost(bus, tmp_path) as host:
         owner = await owned_run(bus)
-        assert (await owner.ask_attach(host)).refused == Refusal.NOT_MY_WORKSPACE
+        assert (await owner.attached(host)).refused == Refusal.NOT_MY_WORKSPACE
         assert (await owner.read(host, "read_file", path="a")).refused == Refusal.NOT_MY_WORKSPACE
         await owner.name_host("bsomebodyelse")
-        assert (await owner.ask_attach(host)).refused == Refusal.NOT_MY_WORKSPACE
+        assert (await owner.attached(host)).refused == Refusal.NOT_MY_WORKSPACE
         await owner.attach(host)
         foreign = msgspec.structs.replace(
             owner.call("read_file", {"path": "a"}, "call_1_0"), workspace="another"
@@ -94,7 +94,7 @@ async def test_files_that_changed_meanwhile_are_named(bus: Bus, tmp_path: Path) 
         files = {str(result.metadata["path"]): str(result.metadata["sha256"]) for result in written}
         (tmp_path / "project" / "changed.txt").write_text("by somebody else")
         (tmp_path / "project" / "deleted.txt").unlink()
-        result = await owner.ask_attach(host, files)
+        result = await owner.attached(host, files)
         assert result.metadata["changed"] == ["changed.txt", "deleted.txt"]
 
 
@@ -161,7 +161,7 @@ async def take_over(
             # It holds the lock, and nobody has said yet that it is dead.
             assert (await owner.ask_attach(second)).refused == Refusal.WORKSPACE_BUSY
         await declare_dead(bus, first)
-        result = await owner.ask_attach(second)
+        result = await owner.attached(second)
         assert result.ok, result
         assert result.metadata["baseline"] == owner.baseline
         assert "1" in (await owner.read(second, "read_file", path="a.txt")).output

@@ -64,14 +64,14 @@ async def test_an_outdated_folder_is_recorded_and_replaced_and_a_current_one_is_
     async with toolhost(bus, here) as first:
         home = await root_of(bus, first, frozenset())
         await name(owner, first, home, home, None)
-        assert (await owner.ask_attach(first)).ok
+        assert (await owner.attached(first)).ok
         saved = await kept(owner, first)
     await declare_dead(bus, first)
     async with toolhost(bus, there, known=frozenset({first})) as second:
         away = await root_of(bus, second, frozenset({first}))
         assert away != home
         await name(owner, second, away, home, saved)
-        result = await owner.ask_attach(second)
+        result = await owner.attached(second)
         assert result.metadata["snapshot"] == saved.snapshot
         assert (there / "project" / "a.txt").read_text() == "old"
         (there / "project" / "a.txt").write_text("new")
@@ -81,13 +81,13 @@ async def test_an_outdated_folder_is_recorded_and_replaced_and_a_current_one_is_
     async with toolhost(bus, here, known=known) as third:
         assert await root_of(bus, third, known) == home
         await name(owner, third, home, away, newer)
-        assert (await owner.ask_attach(third)).metadata["snapshot"] == newer.snapshot
+        assert (await owner.attached(third)).metadata["snapshot"] == newer.snapshot
         assert (here / "project" / "a.txt").read_text() == "new"
         (here / "project" / "a.txt").write_text("newest")
     await declare_dead(bus, third)
     async with toolhost(bus, here, known=known | {third}) as fourth:
         await name(owner, fourth, home, home, newer)
-        result = await owner.ask_attach(fourth)
+        result = await owner.attached(fourth)
         assert (result.metadata["snapshot"], result.metadata["lost"]) == (None, [])
         assert (here / "project" / "a.txt").read_text() == "newest"
 
@@ -99,7 +99,7 @@ async def test_a_snapshot_that_is_not_there_any_more_is_a_fault_that_says_so(
         owner = await owned_run(bus)
         lost = Saved(snapshot="a" * 40, commit="b" * 40, chain=["a" * 40], run_id=owner.run_id, at_sequence=1)
         await name(owner, host, await root_of(bus, host, frozenset()), "elsewhere", lost)
-        result = await owner.ask_attach(host)
+        result = await owner.attached(host)
         assert result.refused is not None
         assert "is not there" in result.output
 
