@@ -45,6 +45,7 @@ def held_bytes(world: World, name: str) -> int:
     """Bytes of all objects that the tasks of the process with this name lead to."""
     process = world.machines[name].process
     ends = {id(vars(module)) for module in list(sys.modules.values())}
+    ends |= {id(one) for one in vars(world).values()}
     reached: list[object] = [
         task
         for task in asyncio.all_tasks(world.loop)
