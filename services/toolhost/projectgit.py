@@ -143,8 +143,8 @@ class ProjectGit:
         await self._run("read-tree", "--reset", "-u", tree)
 
     async def check_out(self, commit: str) -> None:
-        """Make branch, index and files what `commit` holds. Ignored files stay."""
-        await self._run("checkout", "--quiet", "--force", "-B", _BRANCH, commit)
+        """Make the branch, whatever it is called, index and files what `commit` holds. Ignored files stay."""
+        await self._run("reset", "--quiet", "--hard", commit)
         await self._run("clean", "-d", "--force", "--quiet")
 
     async def has(self, commit: str) -> bool:

@@ -13,7 +13,7 @@ from libs.contracts.project_events import (
     SessionRunRequested,
     SessionStarted,
 )
-from libs.contracts.projects import FeatureStatus, Hooks, Outcome, Phase, ProjectStatus
+from libs.contracts.projects import LANES_MAX, FeatureStatus, Hooks, Outcome, Phase, ProjectStatus
 from libs.contracts.run import StepResult
 from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.tasks import Limits, TaskSpec
@@ -98,6 +98,8 @@ def test_of_two_that_are_ready_the_one_that_began_first_is_merged_first() -> Non
     assert stages(world) == {0: Stage.BEGIN, 1: Stage.MERGE}, "the lane goes on with the next one meanwhile"
     assert world.state.works[0].feature_id == "c"
     assert steps(world, 1) == [WORKSPACE_MERGE, VERIFY, WORKSPACE_COMMIT], "the branch has moved: together"
+    own = [*world.state.spec.verify, *world.state.features["b"].spec.acceptance]
+    assert task(world, 1).acceptance == [*own, *world.state.features["a"].spec.acceptance]
     world.pass_run(1)
     world.settle()
     assert committed(world) == ["a", "b"]
@@ -177,6 +179,30 @@ def test_what_does_not_go_together_goes_back_with_the_evidence_and_its_work(red:
     assert world.state.works[0].kind is SessionKind.FINAL
 
 
+def test_what_was_mended_since_a_session_began_is_no_regression_of_it() -> None:
+    world = lanes("a", "b", "c")
+    bring(world, 0, Stage.MERGE)
+    world.pass_run(0)
+    world.settle()
+    bring(world, 0, Stage.HEALTH)
+    work = world.state.works[0]
+    assert (work.feature_id, work.reverify) == ("c", ["a"])
+    world.say(commands.retry(world.state, "a", "me"))
+    world.advance(1)
+    bring(world, 1, Stage.MERGE)
+    world.pass_run(1)
+    world.settle()
+    assert world.state.works[1].feature_id == "a"
+    bring(world, 1, Stage.MERGE)
+    world.pass_run(1)
+    world.settle()
+    assert committed(world) == ["a", "b", "a"]
+    world.break_features("a", lane=0)
+    world.settle()
+    assert world.state.features["a"].state is F.COMMITTED
+    assert world.state.works[0].stage is Stage.AGENT
+
+
 def test_a_failure_is_waited_out_by_all_lanes_and_they_do_other_things() -> None:
     world = lanes("a", "b", "c")
     bring(world, 0, Stage.AGENT)
@@ -213,3 +239,18 @@ def test_a_project_that_is_cancelled_leaves_nothing_going_in_any_lane() -> None:
     asked = [event.run_id for event in world.events if isinstance(event, SessionRunRequested)]
     assert len(asked) == len(set(asked)) == len(world.runs)
     assert all(run.ended for run in world.runs.values())
+
+
+def test_all_lanes_at_once_are_decided_on_in_one_look() -> None:
+    names = [f"f{number}" for number in range(40)]
+    world = ProjectWorld(spec(*(feature(name) for name in names), concurrency=LANES_MAX))
+    world.settle()
+    most = 0
+    while world.state.status is ProjectStatus.ACTIVE:
+        going = [lane for lane in world.state.works if world.live_in(lane) is not None]
+        most = max(most, len(going))
+        for lane in going:
+            world.pass_run(lane)
+        world.settle()
+    assert most == LANES_MAX
+    assert sorted(committed(world)) == sorted(names)

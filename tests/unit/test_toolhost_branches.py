@@ -92,6 +92,7 @@ def said(where: ToolContext, *arguments: str) -> str:
 
 async def test_what_two_lanes_made_comes_to_the_branch_one_after_the_other(shop: Shop) -> None:
     base = shop.head
+    said(shop.home, "branch", "--move", "trunk")
     for lane, (session, path) in enumerate((("1", "one.py"), ("2", "two.py"))):
         assert (await shop.begin(lane)).ok
         put(shop.lanes[lane], path, "done\n")
@@ -108,7 +109,7 @@ async def test_what_two_lanes_made_comes_to_the_branch_one_after_the_other(shop:
         assert again.metadata["commit"] == done.metadata["commit"]
         assert again.metadata["found"] is True
         shop.head = str(done.metadata["commit"])
-    assert said(shop.home, "log", "--format=%s").split() == ["1", "2", "baseline"]
+    assert said(shop.home, "log", "--format=%s", "trunk").split() == ["1", "2", "baseline"]
     assert said(shop.home, "rev-parse", "HEAD~2") == base
     assert said(shop.home, "ls-files").split() == [
         "features.json",

@@ -18,7 +18,7 @@ from libs.contracts.evolve_project import evolve_project
 from libs.contracts.ids import session_run_id
 from libs.contracts.project import ProjectState, Work
 from libs.contracts.project_events import ProjectEvent
-from libs.contracts.projects import FeatureStatus, Outcome, Phase, ProjectStatus
+from libs.contracts.projects import LANES_MAX, FeatureStatus, Outcome, Phase, ProjectStatus
 from libs.contracts.run import RunStatus
 from libs.contracts.sessions import SessionKind, Stage
 from services.scheduler.projects.effects import (
@@ -41,8 +41,9 @@ from services.scheduler.projects.sessions import health_steps
 from services.scheduler.projects.silences import STALL
 from services.scheduler.projects.starting import start
 
-# What can be said in a row: the end of a run, what follows for the session, the next session and its first run.
-SAYS_MAX = 32
+# What can be said in a row, of each lane: the end of a run, what follows for the session, a feature that is given up, the
+# next session and its first run. All of it is one record.
+SAYS_MAX = 8 * LANES_MAX
 
 
 class Settled(NamedTuple):

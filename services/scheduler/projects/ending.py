@@ -118,16 +118,16 @@ def _only_red(run: RunSeen) -> bool:
 
 
 def regressions(state: ProjectState, work: Work, run: RunSeen) -> list[tuple[Feature, Evidence]]:
-    """The committed features whose acceptance was among the run's checks and failed."""
+    """The committed features whose acceptance was among the run's checks and failed. One that another lane has committed
+    since the session began was not what the run saw."""
     if run.verification is None:
         return []
     found: list[tuple[Feature, Evidence]] = []
     for feature_id, place in proofs(state, work).items():
         feature = state.features[feature_id]
         results = run.verification.checks[place]
-        if feature.state is FeatureStatus.COMMITTED and any(
-            result.status is CheckStatus.FAILED for result in results
-        ):
+        is_red = any(result.status is CheckStatus.FAILED for result in results)
+        if is_red and feature.state is FeatureStatus.COMMITTED and feature.changed_at <= work.started_at:
             found.append((feature, evidence_of(run, results)))
     return found
 

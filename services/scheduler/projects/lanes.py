@@ -5,10 +5,13 @@ Invariant: only a session in a lane works beside others, and only in the lane's 
 merge at a time. A merge waits for nobody who is not ready: a session that asks a person may take weeks.
 """
 
-from libs.contracts.project import ProjectState, Work
+from libs.contracts.project import Feature, ProjectState, Work
+from libs.contracts.projects import FeatureStatus
 from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.workspaces import lane_workspace
 
+# Features that a merge proves beside its own; more of them are proved by the sessions that follow, and at the end.
+PROVED_MAX = 20
 # The stages of a session in a lane that are held in the project's own workspace.
 _AT_HOME = frozenset({Stage.MERGE})
 
@@ -36,6 +39,17 @@ def baseline_for(state: ProjectState, work: Work) -> str | None:
 def head_for(state: ProjectState, work: Work) -> str | None:
     """The commit that the stage's commit comes on top of."""
     return work.base if in_lane(state, work) and work.stage not in _AT_HOME else state.head
+
+
+def committed_since(state: ProjectState, work: Work) -> list[Feature]:
+    """What was committed since the session began, the latest first: it has never been seen together with what is made
+    here."""
+    since = [
+        feature
+        for feature in state.features.values()
+        if feature.state is FeatureStatus.COMMITTED and feature.changed_at >= work.started_at
+    ]
+    return sorted(since, key=lambda feature: feature.changed_at, reverse=True)[:PROVED_MAX]
 
 
 def session_ref(work: Work) -> str:

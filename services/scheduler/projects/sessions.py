@@ -26,7 +26,14 @@ from libs.contracts.workspaces import (
     branch_object,
     feature_object,
 )
-from services.scheduler.projects.lanes import baseline_for, head_for, in_lane, session_ref, workspace_for
+from services.scheduler.projects.lanes import (
+    baseline_for,
+    committed_since,
+    head_for,
+    in_lane,
+    session_ref,
+    workspace_for,
+)
 from services.scheduler.projects.prompt import INSTRUCTIONS, goal_of
 from services.scheduler.projects.proofs import checks_of
 
@@ -83,9 +90,15 @@ def _acceptance(state: ProjectState, work: Work) -> list[Check]:
     return [*state.spec.verify, *feature.spec.acceptance] if feature is not None else []
 
 
+def _together(state: ProjectState, work: Work) -> list[Check]:
+    """What proves the session's feature beside those that were committed since it began."""
+    others = [check for feature in committed_since(state, work) for check in feature.spec.acceptance]
+    return [*_acceptance(state, work), *others]
+
+
 def _errand(state: ProjectState, work: Work, what: str, steps: list[Errand]) -> TaskSpec:
     about = f" for {work.feature_id}" if work.feature_id is not None else ""
-    proved = {Stage.HEALTH: checks_of, Stage.MERGE: _acceptance}.get(work.stage or Stage.CLOSE)
+    proved = {Stage.HEALTH: checks_of, Stage.MERGE: _together}.get(work.stage or Stage.CLOSE)
     return TaskSpec(
         goal=f"Project {state.spec.name}, session {work.session}{about}: {what}.",
         workspace=workspace_for(state, work),
