@@ -1,4 +1,5 @@
-"""Silent streams, and crashes between calls and their results (cases 40, 61 and 62), through five real processes.
+"""Silent streams, a provider that fails at random, and crashes between calls and their results (cases 40, 61 and 62),
+through five real processes.
 
 The executor is the product's but for the silence that it bears, so that a test can sit one out; a host of a tool that
 must not be repeated stands beside it. Runs go on together, and one crash serves both cases.
@@ -22,7 +23,9 @@ from deploy.dev.plan import SERVICES, Service
 from libs.contracts.http import Reconciliation
 from libs.contracts.views import EventView
 from tests.e2e.field_case import legal, sent, text, tries
+from tests.e2e.flaky_runs import FLAKY, flaky_runs, flaky_server, no_effect_twice
 from tests.e2e.stage import Script, Stage, call, calls, eventually, says, stage
+from tests.fakes.flaky import FlakyServer
 from tests.fakes.impatient_executor import IDLE_S
 from tests.fakes.waiting import PATIENCE_S, until
 from tests.fakes.wire import DONE, chunk, fin, usage
@@ -79,8 +82,9 @@ async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
         msgspec.structs.replace(service, argv=IMPATIENT) if service.name == "executor" else service
         for service in SERVICES
     )
+    script = {**SILENCES, **CRASHES, **FROZEN, **FLAKY}
     async with stage(
-        folder, {**SILENCES, **CRASHES, **FROZEN}, settings, services=(*services, COUNTING_HOST)
+        folder, script, settings, services=(*services, COUNTING_HOST), server=flaky_server
     ) as ready:
         yield ready
 
@@ -90,6 +94,12 @@ async def silences(on: Stage) -> dict[str, str]:
     """A run for each silence; all begin together."""
     runs = await asyncio.gather(*(on.submit(marker) for marker in SILENCES))
     return dict(zip(SILENCES, runs, strict=True))
+
+
+@pytest.fixture(scope="module")
+async def counted(on: Stage, silences: dict[str, str]) -> list[str]:  # noqa: ARG001 they begin before these do
+    """The runs on a provider that fails at random, at their ends: they go on while the silences are sat out."""
+    return await flaky_runs(on)
 
 
 class Crashed(NamedTuple):
@@ -115,7 +125,7 @@ class Crashed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-async def crashed(on: Stage, silences: dict[str, str]) -> dict[str, Crashed]:
+async def crashed(on: Stage, silences: dict[str, str], counted: list[str]) -> dict[str, Crashed]:  # noqa: ARG001 they are over
     """Runs whose second call is at work while executor and hosts die, and one that had not begun its calls."""
     await asyncio.gather(*(on.ended(run_id) for run_id in silences.values()))
     folder = on.workspace("crashed", {"run_tests.sh": TESTS})
@@ -177,6 +187,13 @@ async def _asked(on: Stage, marker: str) -> bool:
 
 async def _failures(on: Stage, run_id: str) -> list[dict[str, object]]:
     return [dict(event.payload) for event in await on.events(run_id) if event.type == "model.failed"]
+
+
+async def test_every_run_on_a_provider_that_fails_at_random_completes_without_repeating_an_effect(
+    on: Stage, counted: list[str]
+) -> None:
+    assert isinstance(on.model, FlakyServer)
+    no_effect_twice(on.model, counted, (on.data.parent / "effects").read_text().splitlines())
 
 
 async def test_40a_comments_keep_a_stream_alive_for_longer_than_the_silence_that_is_borne(

@@ -20,24 +20,31 @@ _NOT_CALLED = "was not called"
 
 
 class FlakyServer(ModelServer):
-    """Fails `share` of its requests; `failed` counts how. `refused` is what a strict endpoint would not have taken."""
+    """Fails `share` of its requests for goals with `marker`, of which there were `flaky`; `failed` counts how. `refused` is
+    what a strict endpoint would not have taken."""
 
-    def __init__(self, script: Script, *, seed: int, share: float = 0.3) -> None:
+    def __init__(self, script: Script, *, seed: int, marker: str = "", share: float = 0.3) -> None:
         super().__init__(script)
-        self._seed, self._share = seed, share
+        self._seed, self._marker, self._share = seed, marker, share
         self._requests: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.refused: list[str] = []
+
+    @property
+    def flaky(self) -> int:
+        return self._requests.total()
 
     def answer(self, body: bytes, headers: dict[str, str]) -> tuple[Asked, Answer, SentRequest | None]:
         asked, said, request = super().answer(body, headers)
         if request is None or asked.conversation is None:
             return asked, said, request
+        goal = next(message.text for message in request.messages if message.role == "user")
+        if self._marker not in goal:
+            return asked, said, request
         right = self.script.turn(asked.conversation, carried_out(request))
         if right is None or (said.status != 200 and "no turn" not in str(said.body)):
             self.refused.append(str(said.body))
             return asked, said, request
-        goal = next(message.text for message in request.messages if message.role == "user")
         self._requests[goal] += 1
         chance = random.Random(f"{self._seed} {goal} {self._requests[goal]}")
         if chance.random() >= self._share:

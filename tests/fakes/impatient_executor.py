@@ -1,6 +1,6 @@
 """An executor that takes a model's silence for a lost connection after `IDLE_S`, and not after the product's minutes.
 
-Invariant: everything else of it is the product's own process; its waits between attempts are hurried.
+Invariant: everything else of it is the product's own process; its waits between and behind attempts are hurried.
 Run as `python -m tests.fakes.impatient_executor`.
 """
 
@@ -18,7 +18,7 @@ from services.executor.app import Outside, serve
 from services.executor.endpoint.circuits import Circuits
 from services.executor.endpoint.completion import ModelSettings, open_model
 from services.executor.endpoint.deltas import sending
-from services.executor.endpoint.talk import Talker
+from services.executor.endpoint.talk import PARK_S, Talker
 from services.executor.settings import ExecutorSettings
 
 # Long enough for a busy machine to be slow in, short enough for a test to sit out.
@@ -37,7 +37,7 @@ async def open_talker(
         open_model(endpoint, HurriedClock(WAIT_SCALE), {}, circuits=circuits) as model,
         sending(bus, clock) as live,
     ):
-        yield Talker(model, settings.model_id, clock, live)
+        yield Talker(model, settings.model_id, clock, live, PARK_S * WAIT_SCALE)
 
 
 if __name__ == "__main__":
