@@ -109,6 +109,10 @@ def _work(kind: str, payload: Fields) -> Line:
             )
         case "workspace.attached":
             return Line(f"held by {field('replica')}, baseline {field('baseline')[:12] or 'none'}", "dim")
+        case "workspace.snapshotted":
+            if problem := field("problem"):
+                return Line(f"not kept: {problem}", "warn")
+            return Line(f"kept as {field('commit')[:12]}, {field('changed')} changed", "dim")
         case "context.compacted":
             how = ", summarised" if field("summary") else ""
             return Line(f"{field('tokens_before')} → {field('tokens_after')} tokens{how}", "dim")

@@ -47,6 +47,16 @@ def test_an_event_is_one_plain_line_where_there_is_no_terminal() -> None:
     [
         ("run.failed", {"error": {"error_code": "TIMEOUT", "message": "too slow"}}, "TIMEOUT: too slow"),
         ("input.requested", {"question": "Go?", "options": ["yes", "no"]}, "Go? [yes | no]"),
+        (
+            "workspace.snapshotted",
+            {"commit": "9b9b7fa48d186e528310", "changed": 4, "saved": {"snapshot": "f451"}, "problem": None},
+            "kept as 9b9b7fa48d18, 4 changed",
+        ),
+        (
+            "workspace.snapshotted",
+            {"commit": "", "changed": 0, "problem": "no room"},
+            "not kept: no room",
+        ),
         ("tool.completed", {"ok": False, "output": "no such file"}, "failed: no such file"),
         ("tool.completed", {"ok": True, "output": "a\nb\n"}, "a (+1 lines)"),
         ("tool.completed", {"ok": False, "output": "x\nOK\n", "metadata": {"exit_code": 1}}, "exit 1: OK"),
