@@ -4,14 +4,16 @@ who asks: `PERDURE_TOKEN`, `PERDURE_OPERATOR_KEY`.
 Invariant: a secret is read here and goes into the client, nowhere else.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
+from deploy.cli.outcome import Exit, failed, refused
 from libs.chassis.addresses import address
 from libs.chassis.settings import read_environment
 from libs.client import PerdureClient
 from libs.client.wire import DEFAULT_URL
-from libs.contracts.errors import ConfigurationError
+from libs.contracts.errors import ConfigurationError, PerdureError
 
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
@@ -29,6 +31,24 @@ def connected(*, operator: bool = False) -> PerdureClient:
         raise ConfigurationError(f"PERDURE_URL {url!r} {error}") from error
     key = known.get("PERDURE_OPERATOR_KEY") if operator else None
     return PerdureClient(url.rstrip("/"), key or known.get("PERDURE_TOKEN") or None)
+
+
+def with_client(command: Callable[[PerdureClient], Awaitable[Exit]]) -> Exit:
+    """How a command over a client of the configured gateway ended; it says what was wrong with its arguments or files by
+    a `ValueError` or an `OSError`."""
+
+    async def carried_out(client: PerdureClient) -> Exit:
+        async with client:
+            return await command(client)
+
+    try:
+        return asyncio.run(carried_out(connected()))
+    except ConfigurationError as error:
+        return refused(error.message)
+    except (ValueError, OSError) as error:
+        return refused(str(error))
+    except PerdureError as error:
+        return failed(error)
 
 
 def url_of(known: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ Invariant: with `--json` standard output is exactly what the API answered; witho
 """
 
 import argparse
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import cast
 
 from deploy.cli.acceptance import argv_of
 from deploy.cli.eventlines import show_event
-from deploy.cli.gateway import connected
-from deploy.cli.outcome import Exit, failed, refused
+from deploy.cli.gateway import with_client
+from deploy.cli.outcome import Exit
 from deploy.cli.terminal import Screen, Tone, one_line, printable
 from libs.client import PerdureClient
 from libs.contracts.bodies import NAME_CHARS_MAX
-from libs.contracts.errors import ConfigurationError, PerdureError, ValidationFailed
+from libs.contracts.errors import PerdureError, ValidationFailed
 from libs.contracts.http import parse_body, read_body
 from libs.contracts.projecthttp import ProjectCreate, ProjectResume
 from libs.contracts.projectviews import ProjectView
@@ -35,37 +34,27 @@ _NAME_CHARS = 60
 
 def main(args: argparse.Namespace) -> Exit:
     """Carry out the command."""
-    try:
-        client = connected()
-    except ConfigurationError as error:
-        return refused(error.message)
-    try:
-        return asyncio.run(carry_out(client, args))
-    except (ValueError, OSError) as error:
-        return refused(str(error))
-    except PerdureError as error:
-        return failed(error)
+    return with_client(lambda client: carry_out(client, args))
 
 
 async def carry_out(client: PerdureClient, args: argparse.Namespace) -> Exit:
-    """The command over a client, which it closes. Raises what the server refuses."""
+    """The command over a client. Raises what the server refuses."""
     screen = Screen()
-    async with client:
-        match args.action:
-            case "create":
-                made = await client.create_project(_body(args))
-                screen.line(made.model_dump_json() if args.json else f"{made.project_id} {made.status}")
-            case "list":
-                await _list(client, screen, args)
-            case "show":
-                return await _show(client, screen, args)
-            case "pause" | "resume" | "cancel" as command:
-                body = _resume(args) if command == "resume" else None
-                accepted = await client.command_project(args.project_id, command, body)
-                told = f"{accepted.project_id} {accepted.status}"
-                screen.line(accepted.model_dump_json() if args.json else told)
-            case other:
-                raise AssertionError(f"the parser lets no action {other} through")
+    match args.action:
+        case "create":
+            made = await client.create_project(_body(args))
+            screen.line(made.model_dump_json() if args.json else f"{made.project_id} {made.status}")
+        case "list":
+            await _list(client, screen, args)
+        case "show":
+            return await _show(client, screen, args)
+        case "pause" | "resume" | "cancel" as command:
+            body = _resume(args) if command == "resume" else None
+            accepted = await client.command_project(args.project_id, command, body)
+            told = f"{accepted.project_id} {accepted.status}"
+            screen.line(accepted.model_dump_json() if args.json else told)
+        case other:
+            raise AssertionError(f"the parser lets no action {other} through")
     return Exit.DONE
 
 

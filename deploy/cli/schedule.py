@@ -4,18 +4,16 @@ Invariant: with `--json` standard output is exactly what the API answered; witho
 """
 
 import argparse
-import asyncio
 import json
 import sys
 from pathlib import Path
 from typing import cast
 
-from deploy.cli.gateway import connected
-from deploy.cli.outcome import Exit, failed, refused
+from deploy.cli.gateway import with_client
+from deploy.cli.outcome import Exit
 from deploy.cli.terminal import Screen, one_line
 from libs.client import PerdureClient
 from libs.contracts.bodies import NAME_CHARS_MAX
-from libs.contracts.errors import ConfigurationError, PerdureError
 from libs.contracts.http import parse_body
 from libs.contracts.schedulehttp import ScheduleChange, ScheduleCreate
 from libs.contracts.scheduleviews import ScheduleView
@@ -26,44 +24,34 @@ _NAME_CHARS = 60
 
 def main(args: argparse.Namespace) -> Exit:
     """Carry out the command."""
-    try:
-        client = connected()
-    except ConfigurationError as error:
-        return refused(error.message)
-    try:
-        asyncio.run(carry_out(client, args))
-    except (ValueError, OSError) as error:
-        return refused(str(error))
-    except PerdureError as error:
-        return failed(error)
-    return Exit.DONE
+    return with_client(lambda client: carry_out(client, args))
 
 
-async def carry_out(client: PerdureClient, args: argparse.Namespace) -> None:
-    """The command over a client, which it closes. Raises what the server refuses."""
+async def carry_out(client: PerdureClient, args: argparse.Namespace) -> Exit:
+    """The command over a client. Raises what the server refuses."""
     screen = Screen()
-    async with client:
-        match args.action:
-            case "create":
-                made = await client.schedules.create(_body(args))
-                told = f"{made.schedule_id} next {made.next_fire_at or 'never'}"
-                screen.line(made.model_dump_json() if args.json else told)
-            case "list":
-                await _list(client, screen, args)
-            case "show":
-                _show(screen, await client.schedules.show(args.schedule_id), as_json=args.json)
-            case "pause" | "resume" as command:
-                change = ScheduleChange(enabled=command == "resume")
-                changed = await client.schedules.change(args.schedule_id, change)
-                told = f"{changed.schedule_id} {changed.status}"
-                screen.line(changed.model_dump_json() if args.json else told)
-            case "fire":
-                fired = await client.schedules.fire(args.schedule_id)
-                screen.line(fired.model_dump_json() if args.json else fired.run_id)
-            case "delete":
-                await client.schedules.delete(args.schedule_id)
-            case other:
-                raise AssertionError(f"the parser lets no action {other} through")
+    match args.action:
+        case "create":
+            made = await client.schedules.create(_body(args))
+            told = f"{made.schedule_id} next {made.next_fire_at or 'never'}"
+            screen.line(made.model_dump_json() if args.json else told)
+        case "list":
+            await _list(client, screen, args)
+        case "show":
+            _show(screen, await client.schedules.show(args.schedule_id), as_json=args.json)
+        case "pause" | "resume" as command:
+            change = ScheduleChange(enabled=command == "resume")
+            changed = await client.schedules.change(args.schedule_id, change)
+            told = f"{changed.schedule_id} {changed.status}"
+            screen.line(changed.model_dump_json() if args.json else told)
+        case "fire":
+            fired = await client.schedules.fire(args.schedule_id)
+            screen.line(fired.model_dump_json() if args.json else fired.run_id)
+        case "delete":
+            await client.schedules.delete(args.schedule_id)
+        case other:
+            raise AssertionError(f"the parser lets no action {other} through")
+    return Exit.DONE
 
 
 def _body(args: argparse.Namespace) -> ScheduleCreate:
