@@ -82,7 +82,7 @@ class Scheduler:
         self._orchestrator = Orchestrator(
             project_logs, runs, bus.timers, liveness, clock, creation.limits, silences, bus.log
         )
-        others = Others(ProjectRows(), ScheduleRows())
+        others = Others(ProjectRows(self._orchestrator.known), ScheduleRows())
         keeper = Keeper(bus, others.schedules, creation, clock)
         self._chores = Chores(
             family, endings, self._orchestrator, keeper, bus.timers, remains, halting, clock

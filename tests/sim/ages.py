@@ -20,8 +20,9 @@ from services.scheduler.projects.orchestrator import CHECKPOINT_EVENTS
 from tests.sim.schedule import still
 from tests.sim.weeks import FEATURES, PERSON, SCHEDULER, Day, Pace, Weeks
 
-# Handoffs and evidence differ in length, and no day is like the other: what grows with each session is far above that.
-UNEVEN, FEW = 1.2, 2.0
+# Handoffs and evidence differ in length, and no day is like the other: what a restart reads lies between none and all of a
+# checkpoint's distance. What grows with each session is far above that.
+UNEVEN, FEW = 1.2, 5.0
 
 SHORT = Pace(days=8, day_s=150.0, think_s=5.0, item_think_s=30.0, stall_s=20.0, items=60, cron="* * * * *")
 

@@ -14,6 +14,7 @@ from libs.contracts.envelope import Event, Record, RecordHeader, encode_record
 from libs.contracts.ids import derived_run_id
 from libs.contracts.run import RunStatus
 from libs.contracts.tasks import Limits, TaskSpec
+from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.row import Deadline, Origin, Row, advanced
 from services.scheduler.rows import Rows
 
@@ -338,3 +339,15 @@ def _do(rows: Rows, dead: set[str], step: tuple[object, ...]) -> None:
             rows.exhume(boot)
         case _:
             rows.fall_due(DUE)
+
+
+def test_a_record_of_a_project_is_news_once_and_to_its_own_writer_never() -> None:
+    project = LogKey("t", "project_0_a")
+    folded = {project: 7}
+    rows = ProjectRows(lambda key: folded.get(key, 0))
+    assert not rows.note(Wakeup(project, 7, "ACTIVE"))
+    assert rows.note(Wakeup(project, 9, "ACTIVE")), "somebody else's"
+    assert not rows.note(Wakeup(project, 9, "ACTIVE"))
+    assert rows.next(5) == [project], "the sweep comes back to it all the same"
+    assert not rows.note(Wakeup(project, 12, "COMPLETED"))
+    assert rows.next(5) == []

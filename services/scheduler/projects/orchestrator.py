@@ -87,6 +87,11 @@ class Orchestrator:
         self._kept: OrderedDict[LogKey, FoldedProject] = OrderedDict()
         self._turns: dict[LogKey, asyncio.Lock] = {}
 
+    def known(self, key: LogKey) -> int:
+        """The stream sequence up to which a project was folded here and acted on; 0: it is not kept."""
+        kept = self._kept.get(key)
+        return kept.last if kept is not None else 0
+
     async def advance(self, key: LogKey, fired: int | None = None) -> None:
         """Bring a project as far as it goes now. Quiet for one that is not there. Raises `Unavailable`."""
         turn = self._turns.setdefault(key, asyncio.Lock())

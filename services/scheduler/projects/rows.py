@@ -3,6 +3,7 @@
 Invariant: made of what the log said; losing it costs a replay. Nothing is decided from it but whom to look at.
 """
 
+from collections.abc import Callable
 from itertools import islice
 
 from libs.bus.ports import LogKey, Wakeup
@@ -14,7 +15,9 @@ _ENDED = frozenset(status.value for status in TERMINAL)
 class ProjectRows:
     """The live projects of one scheduler process."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: Callable[[LogKey], int]) -> None:
+        """`known`: up to which stream sequence this process itself has folded a project and acted on it."""
+        self._known = known
         self._live: dict[LogKey, int] = {}
 
     def __len__(self) -> int:
@@ -29,7 +32,8 @@ class ProjectRows:
         if sequence <= self._live.get(key, 0):
             return False
         self._live[key] = sequence
-        return True
+        # Most records are this process's own: of them it has nothing to learn.
+        return sequence > self._known(key)
 
     def next(self, count: int) -> list[LogKey]:
         """As many as `count` of them, in turn: those that were given go to the end of the line."""
