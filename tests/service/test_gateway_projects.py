@@ -33,7 +33,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"features": [{**feature("a"), "acceptance": []}]}, "acceptance"),
     ({"features": [feature("../a")]}, "features.0.id"),
     ({"brief": " "}, "brief"),
-    ({"concurrency": 2}, "concurrency"),
+    ({"concurrency": 17}, "concurrency"),
     ({"workspace": {"git_url": "ext::sh -c id"}}, "https://"),
     ({"workspace": {"seed_dir": "relative"}}, "absolute"),
     ({"max_attempts_per_feature": 0}, "max_attempts_per_feature"),
