@@ -82,11 +82,11 @@ def _known(handler: Handler, operation: Operation, keyring: Keyring, quotas: Quo
     return _for(provers.get(operation.audience, keyring.tenant), handler, limited)
 
 
-def _for(prove: Callable[[str | None], str], handler: Handler, quotas: Quotas | None) -> Open:
+def _for(prove: Callable[[Mapping[str, str]], str], handler: Handler, quotas: Quotas | None) -> Open:
     """The handler for whom `prove` lets in; of tenants, as often as they may ask."""
 
     async def handle(request: Request) -> Response:
-        who = prove(request.headers.get("authorization"))
+        who = prove(request.headers)
         if quotas is not None and who != OPERATOR:
             await quotas.count_request(request.scope, who)
         return await handler(request, who)
@@ -112,7 +112,7 @@ class _Methods:
         handler = self._methods.get(request.method)
         if handler is None:
             if self._keyring is not None:
-                self._keyring.anybody(request.headers.get("authorization"))
+                self._keyring.anybody(request.headers)
             raise NotAllowedHere(request.method, self._path, self._allow)
         with _tracer.start_as_current_span(
             f"{request.method} {self._path}",
@@ -132,7 +132,7 @@ class _Nowhere:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._keyring.anybody(Request(scope, receive, send).headers.get("authorization"))
+        self._keyring.anybody(Request(scope, receive, send).headers)
         raise HTTPException(404)
 
 

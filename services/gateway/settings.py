@@ -3,7 +3,6 @@
 Invariant: without keys the gateway listens on loopback only, because then everybody who reaches it may do everything.
 """
 
-import ipaddress
 from typing import Annotated, Self
 
 import msgspec
@@ -24,6 +23,7 @@ from libs.contracts.ids import is_token
 from libs.contracts.tasks import Limits
 from libs.policy.outbound import Outbound
 from libs.policy.rules import Policy
+from services.gateway.auth import is_loopback
 
 # A secret shorter than this is guessed in an afternoon.
 SECRET_CHARS_MIN = 16
@@ -94,7 +94,7 @@ class GatewaySettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _open_only_at_home(self) -> Self:
-        if not self.keys and not _is_loopback(self.host):
+        if not self.keys and not is_loopback(self.host):
             raise ValueError(
                 f"PERDURE_HOST {self.host} is reachable from outside: set RUNTIME_API_KEYS_JSON, or listen on 127.0.0.1"
             )
@@ -108,12 +108,3 @@ class GatewaySettings(ServiceSettings):
                 "PERDURE_OPERATOR_KEY is the secret of a tenant too; give the operators one of their own"
             )
         return self
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

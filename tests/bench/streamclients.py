@@ -101,7 +101,7 @@ class _Client(_Line):
 
     def __init__(self, port: int, number: int, run_id: str, *, frozen: bool = False) -> None:
         super().__init__("127.0.0.1", port, frozen=frozen)
-        head = f"GET /api/runs/{run_id}/stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        head = f"GET /api/runs/{run_id}/stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         self.socket.sendall(head.encode())
         self._number, self._rest = number, b""
         self.frames: list[Frame] = []

@@ -88,12 +88,12 @@ async def served(bus: Bus, tmp_path: Path) -> AsyncIterator[Served]:
 
 
 def get(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 def post(path: str, *headers: str) -> bytes:
     return "\r\n".join(
-        [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers, "", ""]
+        [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers, "", ""]
     ).encode()
 
 

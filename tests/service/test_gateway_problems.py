@@ -82,13 +82,13 @@ async def spoken(served: Served, request: bytes) -> httpx.Response:
 
 
 NO_HTTP = (
-    b"BREW /api/tasks HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /api/runs/\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /api/runs HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n",
-    b"POST /api/tasks HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n{}",
-    b"POST /api/tasks HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    b"POST /api/tasks HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}",
+    b"BREW /api/tasks HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /api/runs/\xc3\xa9 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n\r\n",
+    b"POST /api/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n{}",
+    b"POST /api/tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"POST /api/tasks HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}",
     b"\x16\x03\x01\x02\x00\x01\x00",
 )
 
@@ -104,7 +104,7 @@ async def test_a_stream_is_not_written_into_when_its_client_sends_nonsense(
     path = f"/api/runs/{await created(client)}/stream"
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await reader.readuntil(b"event: run.created")
         writer.write(b"NONSENSE\r\n\r\n")
         assert b"HTTP/1.1" not in await reader.read()
@@ -164,6 +164,31 @@ async def test_health_says_what_there_is_and_ready_whether_it_works(
     assert (health.replica_id, health.model_configured, health.bus) == ("gateway-1", True, True)
     assert [one.replica_id for one in health.services["gateway"]] == ["gateway-1"]
     assert health.status == "degraded"
+
+
+async def test_without_keys_a_page_of_another_site_gets_nothing_by_a_name_that_leads_here(
+    client: httpx.AsyncClient,
+) -> None:
+    for host in (
+        "evil.example",
+        "127.0.0.1.evil.example:8000",
+        "localhost.",
+        "192.168.0.7",
+        "0.0.0.0",
+        "[fe80::1]",
+        "[",
+    ):
+        for answer in (
+            await client.post("/api/tasks", json={"goal": "g"}, headers={"Host": host}),
+            await client.get("/api/runs", headers={"Host": host}),
+            await client.put("/api/runs", headers={"Host": host}),
+            await client.get("/api/nothing", headers={"Host": host}),
+            await client.get("/api/metrics", headers={"Host": host}),
+        ):
+            enveloped(answer, 401, "UNAUTHORIZED")
+        assert (await client.get("/api/health", headers={"Host": host})).status_code == 200
+    for host in ("localhost", "LOCALHOST:1", "my.localhost:8000", "127.0.0.9", "[::1]:8000"):
+        assert (await client.get("/api/runs", headers={"Host": host})).json()["runs"] == []
 
 
 async def test_secure_mode_needs_a_secret_and_keeps_tenants_apart(bus: Bus, tmp_path: Path) -> None:

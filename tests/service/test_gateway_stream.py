@@ -262,7 +262,7 @@ async def test_a_slow_client_loses_deltas_but_no_event_and_holds_up_nobody(
 ) -> None:
     owner = await Owner.of(bus, await created(client))
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
-    writer.write(f"GET /api/runs/{owner.run_id}/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"GET /api/runs/{owner.run_id}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     async with asyncio.timeout(PATIENCE_S):
         await reader.readuntil(b"run.claimed")
 
