@@ -50,7 +50,7 @@ from services.gateway.roster import Roster
 from services.gateway.routes import Handler, application
 from services.gateway.runs import RunsApi
 from services.gateway.schedules import SchedulesApi
-from services.gateway.server import listen, serve_until
+from services.gateway.server import listen, make_room, serve_until
 from services.gateway.settings import GatewaySettings
 from services.gateway.stream import StreamApi
 from services.gateway.tasks import TasksApi
@@ -297,6 +297,7 @@ async def serve(chassis: Chassis[GatewaySettings]) -> None:
         dead.set()
         chassis.stop.set()
 
+    make_room()
     with listen(settings.host, settings.port) as bound:
         async with register(chassis.bus, chassis.clock, registration, on_death=on_death) as liveness:
             gateway = Gateway(chassis.bus, chassis.runs, chassis.clock, liveness, settings)

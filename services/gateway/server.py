@@ -5,6 +5,7 @@ Invariant: signals belong to the chassis; the server stops when it is told to, a
 
 import asyncio
 import errno
+import resource
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from services.gateway.protocol import PATIENCE, Patience, connections
 BACKLOG = 2048
 # An idle connection is kept for a client's next request, not for ever.
 KEEP_ALIVE_S = 30
+# A connection is an open file: for all streams (`stream.py`), as many other requests, and what the process has for itself.
+FILES = 16_384
 # The last resort for what does not read its answer; requests themselves are answered before (`requests.py`).
 GRACE_S = 5
 
@@ -40,6 +43,14 @@ def listen(host: str, port: int) -> socket.socket:
             ) from error
         raise ConfigurationError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return bound
+
+
+def make_room() -> None:
+    """Let this process open as many files as its clients need, or as many as it may: many systems begin with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def serve_until(

@@ -25,6 +25,7 @@ from libs.bus.runs import Folded, Runs
 from libs.chassis.clock import SystemClock
 from libs.contracts.events import LogEvent
 from libs.contracts.http import TaskCreate
+from services.gateway.server import make_room
 from tests.bench.figures import Row, percentile, table
 from tests.bench.processes import CpuMeter, rss_mb
 from tests.bench.streamclients import Feed, Heard, Task
@@ -102,6 +103,8 @@ class TimedOwner(Owner):
 
 async def measured(folder: Path, sizes: Sizes) -> Seen:
     """Write `sizes.runs` runs at once while `sizes.clients` watch each of them, and one more, frozen, the first."""
+    # For the process of the clients, which begins with the limits of this one.
+    make_room()
     async with (
         asyncio.timeout(PATIENCE_S),
         stage(folder, {}, services=SERVICES[:1]) as on,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 
 import pytest
 
 from libs.contracts.errors import ConfigurationError
+from services.gateway.server import FILES, make_room
 from services.gateway.settings import GatewaySettings
 
 SECRET = "0123456789abcdef"
@@ -71,3 +73,15 @@ def test_the_operators_have_a_secret_of_their_own() -> None:
     with pytest.raises(ConfigurationError, match="one of their own") as caught:
         load(RUNTIME_API_KEYS_JSON=keys, PERDURE_OPERATOR_KEY=SECRET)
     assert SECRET not in caught.value.message
+
+
+def test_a_gateway_may_open_a_file_for_each_of_its_clients() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        make_room()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft == (FILES if hard == resource.RLIM_INFINITY else min(FILES, hard))
+        assert hard == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
