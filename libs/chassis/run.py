@@ -7,6 +7,7 @@ Exit codes: 0 drained, 2 configuration, 75 declared dead by the others or out of
 """
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -71,6 +72,9 @@ def start(service: str, settings_type: type[S], serve: Serve[S]) -> NoReturn:
     )
     for name in settings.without_effect:
         logs.get_logger("chassis").warning("setting.ignored", variable=name, hint="it has no effect yet")
+    # What was imported stays for good: to look through it again takes a full collection 35 ms, in which nobody is served.
+    gc.collect()
+    gc.freeze()
     sys.exit(_run(_serve(service, settings, serve)))
 
 
