@@ -66,7 +66,9 @@ class _Body(httpx2.AsyncByteStream):
         connection = response.connection  # `None` when the whole body is there already.
         protocol = connection.protocol if connection is not None else None
         self._closed = protocol.closed if protocol is not None else None
-        if self._closed is not None:
+        if self._closed is None:
+            self._expect_whole(None)
+        else:
             self._closed.add_done_callback(self._lost)
             # Once a connection, however many responses come over it.
             self._closed.remove_done_callback(_retrieved)
@@ -85,13 +87,16 @@ class _Body(httpx2.AsyncByteStream):
         self._response.release()
 
     def _lost(self, closed: asyncio.Future[None]) -> None:
-        """aiohttp closes a connection whose chunks it cannot read, and does not tell the reader of the body."""
+        if not closed.cancelled():
+            self._expect_whole(closed.exception())
+
+    def _expect_whole(self, cause: BaseException | None) -> None:
+        """Nothing more will come. aiohttp closes a connection whose chunks it cannot read, and does not tell the reader of
+        the body."""
         content = self._response.content
-        if not closed.cancelled() and content.exception() is None and not content.is_eof():
-            cause = closed.exception()
-            content.set_exception(
-                aiohttp.ClientPayloadError(f"the body is garbled or broke off{f': {cause}' if cause else ''}")
-            )
+        if content.exception() is None and not content.is_eof():
+            why = f": {cause}" if cause is not None else ""
+            content.set_exception(aiohttp.ClientPayloadError(f"the body is garbled or broke off{why}"))
 
 
 def _retrieved(closed: asyncio.Future[None]) -> None:
