@@ -1,11 +1,13 @@
 """A run made of another run's history: first the history, which nobody sees, then the one record that makes it a run.
 
 Invariant: a copy is written behind the fence like everything else, so of two that write the same one each record is
-stored once; what a crash left half done is gone on with by whoever is asked for the same copy again.
+stored once; what a crash left half done is gone on with by whoever is asked for the same copy again. A copy that nobody can
+ask for again is announced by a timer first, and buried when that fires.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 
 from libs.bus.checkpoints import Folded
 from libs.bus.ports import Bus, Draft, LogKey
@@ -13,15 +15,26 @@ from libs.bus.runs import Runs
 from libs.contracts import copying
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.envelope import Event, decode_events
-from libs.contracts.errors import AppendConflict, BusUnavailable, IdempotencyConflict, NotFound
-from libs.contracts.events import LogEvent, RunImported, WorkspaceAttached
+from libs.contracts.errors import (
+    AppendConflict,
+    BusUnavailable,
+    IdempotencyConflict,
+    NotFound,
+    Unavailable,
+)
+from libs.contracts.events import LogEvent, RunDeleted, RunImported, WorkspaceAttached
 from libs.contracts.evolve import evolve
 from libs.contracts.ids import SHARDS, workspace_id
-from libs.contracts.run import COPYING, RunState
+from libs.contracts.run import COPYING, RunState, RunStatus
 from libs.contracts.workspaces import NOWHERE, Saved, objects_of
 
 # Another writer of the same copy is as far as this one after a few records; whoever loses looks again.
 _TRIES_MAX = 20
+
+# A copy takes seconds. One that is not whole after this has lost its writer.
+UNFINISHED_S = 600.0
+# What its timer is set for: no event has this sequence.
+COPY_TIMER = 0
 
 # What makes a run of the history that leads to this state, at this time: the marker, and what follows it.
 Marker = Callable[[RunState, str], Sequence[LogEvent]]
@@ -40,6 +53,32 @@ class Copies:
         if not events or events[0].sequence != 1:
             raise NotFound(f"there is no run {key.log_id}")
         return events
+
+    async def announce(self, key: LogKey) -> None:
+        """Have a copy looked at later, of which nobody but this process will ever know the id. Raises `Unavailable`."""
+        await self._bus.timers.arm(key, COPY_TIMER, self._clock.now() + timedelta(seconds=UNFINISHED_S))
+
+    async def denounce(self, key: LogKey) -> None:
+        """It is a run now; should the timer stay, it finds one."""
+        with suppress(Unavailable):
+            await self._bus.timers.cancel(key.log_id, COPY_TIMER)
+
+    async def bury(self, key: LogKey) -> bool:
+        """Put a tombstone on a copy that its writer left half done, or only announced: whoever removes the deleted removes
+        it. Whether that is settled; a writer that lives after all may go on. Quiet for a run. Raises `Unavailable`."""
+        tail = await self._bus.log.tail(key)
+        if tail is not None and tail.header.state != COPYING:
+            return True
+        done, expected, epoch = 0, 0, 0
+        if tail is not None:
+            done, expected, epoch = tail.header.last, tail.header.stream_sequence, tail.header.epoch
+        tombstone = RunDeleted(body_hash="", by="copies")
+        event = Event(done + 1, key.log_id, rfc3339(self._clock.now()), tombstone)
+        try:
+            await self._bus.log.append(Draft(key, expected, [event], epoch, RunStatus.CANCELLED))
+        except AppendConflict:
+            return False
+        return True
 
     async def write(self, key: LogKey, history: Sequence[Event], marker: Marker) -> Folded | None:
         """Make the run `key` of `history`; `None` when there is one already, or was.

@@ -1,6 +1,7 @@
 """Runs made of runs: a fork goes on from any event of another run, a retry begins its task again.
 
-Invariant: the origin is only read; the same Idempotency-Key makes the same run, also when the first try died half way.
+Invariant: the origin is only read; the same Idempotency-Key makes the same run, also when the first try died half way. What
+was made without one, and half, is removed.
 """
 
 from collections.abc import Sequence
@@ -130,12 +131,16 @@ class CopiesApi:
         target = LogKey(origin.tenant, run_id)
         if there is None:
             events = await self._copies.events(LogKey(origin.tenant, origin.run_id))
+            if key is None:
+                await self._copies.announce(target)
             saved = nearest_saved(events, after)
             saved = await self._copies.workspace(origin, saved, target)
             at = saved.at_sequence if saved is not None else None
             made = await self._copies.write(
                 target, events[:after], _marker(origin, after, goal, at, body_hash(body))
             )
+            if key is None:
+                await self._copies.denounce(target)
             if made is not None:
                 self._rows.acknowledged(run_id, made.last)
                 return _answer(made.state, origin.run_id, after, at, existed=False)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
+from libs.bus.copies import Copies
 from libs.bus.creation import Creation
 from libs.bus.liveness import Registration, register
 from libs.bus.ports import Bus, Liveness
@@ -91,9 +92,8 @@ class Scheduler:
             bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note, others
         )
         self._times = Times(others.schedules, keeper, self._chores, bus.log, clock)
-        self._deadlines = Deadlines(
-            bus.timers, bus.queue, bus.subjects, runs, self.rows, self._wakeups, self._chores
-        )
+        copies = Copies(bus, runs, clock)
+        self._deadlines = Deadlines(bus, runs, self.rows, self._wakeups, self._chores, copies)
         self._takeover = Takeover(liveness, self._replicas, bus.queue, bus.subjects, bus.bucket("catalog"))
         projects, deadlines, hosts = others.projects, self._deadlines.compare, self._takeover.find_hosts
         clearing = (remains.finish_deletions, remains.clear, snapshots.clear)

@@ -6,7 +6,8 @@ it changes nothing (key: run and that event). Nothing here counts time by itself
 
 import msgspec
 
-from libs.bus.ports import ACK, Delivery, LogKey, Outcome, Queue, Timers, dead, nak
+from libs.bus.copies import COPY_TIMER, Copies
+from libs.bus.ports import ACK, Bus, Delivery, LogKey, Outcome, dead, nak
 from libs.bus.runs import Runs
 from libs.chassis.logs import get_logger
 from libs.contracts.errors import NotFound
@@ -14,7 +15,6 @@ from libs.contracts.events import LogEvent, RunFailed
 from libs.contracts.ids import is_id, is_token
 from libs.contracts.run import RunState, RunStatus
 from libs.contracts.streams import fired_consumer
-from libs.contracts.subjects import Subjects
 from libs.contracts.tasks import Timer
 from libs.contracts.values import RunError
 from services.scheduler.chores import Advance, Arm, Chores, Disarm
@@ -27,6 +27,8 @@ from services.scheduler.wakeups import Wakeups
 FIRED_MAX = 16
 # A timer that reached a scheduler which no longer leads goes on to the one that does.
 PASS_ON_S = 1.0
+# Somebody writes at a copy that was taken for left.
+COPYING_S = 60.0
 # Stale timers fire once and change nothing; taking them back early only saves room, so a sweep takes few.
 DISARMS_MAX = 200
 
@@ -38,16 +40,16 @@ class Deadlines:
 
     def __init__(
         self,
-        timers: Timers,
-        queue: Queue,
-        subjects: Subjects,
+        bus: Bus,
         runs: Runs,
         rows: Rows,
         wakeups: Wakeups,
         chores: Chores,
+        copies: Copies,
     ) -> None:
-        self._timers, self._queue, self._subjects = timers, queue, subjects
+        self._timers, self._queue, self._subjects = bus.timers, bus.queue, bus.subjects
         self._runs, self._rows, self._wakeups, self._chores = runs, rows, wakeups, chores
+        self._copies = copies
         self._decoder = msgspec.json.Decoder(Timer)
         self._stale: set[tuple[str, int]] = set()
 
@@ -72,6 +74,9 @@ class Deadlines:
             return ACK
         if not (is_token(timer.tenant) and is_id("run", timer.run_id)):
             return dead("not a timer of a run or a project")
+        if timer.sequence == COPY_TIMER:
+            settled = await self._copies.bury(LogKey(timer.tenant, timer.run_id))
+            return ACK if settled else nak(COPYING_S)
         found = await self._runs.find(timer.tenant, timer.run_id)
         if found is None or found.state.waiting_since != timer.sequence:
             return ACK
@@ -107,6 +112,8 @@ class Deadlines:
     def _is_stale(self, run_id: str, sequence: int) -> bool:
         if not is_id("run", run_id):
             return False  # One of a project fires once and is looked at then.
+        if sequence == COPY_TIMER:
+            return False  # So does one of a copy.
         row = self._rows.get(run_id)
         if row is None or row.status not in TIMED:
             return True

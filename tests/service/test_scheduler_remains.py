@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import signal
+from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
@@ -13,9 +17,12 @@ from libs.bus.creation import CreateRequest, Creation
 from libs.bus.ports import Bus, LogKey
 from libs.contracts import events as e
 from libs.contracts.errors import NotFound, RunDeleted
+from libs.contracts.ids import SHARDS, workspace_id
+from libs.contracts.run import COPYING, RunStatus
 from libs.contracts.subjects import checkpoint_key, journal_key
 from libs.contracts.tasks import Limits, TaskSpec
 from tests.fakes.waiting import eventually, until
+from tests.service.gateway_served import Served, free_port, process, until_ready
 from tests.service.scheduler_peers import CLOCK, NO_SWEEP, QUICK, Deployment, executor, scheduler
 
 KEYED = CreateRequest(
@@ -164,3 +171,40 @@ async def test_the_journal_of_a_run_that_ended_just_now_stays(place: Deployment)
 
 async def has_no_journal(place: Deployment, run: LogKey) -> bool:
     return await journal_of(place, run) == []
+
+
+async def test_a_fork_without_a_key_whose_gateway_was_killed_half_way_is_removed(
+    place: Deployment, nats_node: NatsServer, tmp_path: Path
+) -> None:
+    origin, port, bus = await ended(place), free_port(), place.bus
+    settings = {"REPLICA_ID": "forks", "PERDURE_TEST_CRASH": str(tmp_path)}
+    async with process(bus, nats_node, tmp_path / "data", port, settings) as killed:
+        served = Served(f"http://127.0.0.1:{port}", asyncio.Event(), port)
+        await until_ready(served)
+        # Its workspace, then the copied events; what makes a run of them never comes.
+        (tmp_path / "forks").write_text("append 2 after")
+        async with httpx.AsyncClient(base_url=served.url) as client:
+            with pytest.raises(httpx.HTTPError):
+                await client.post(f"/api/runs/{origin.log_id}/fork", json={"after_sequence": 3})
+        assert await killed.wait() == -signal.SIGKILL
+    ((run_id, sequence),) = await bus.timers.standing()
+    left = LogKey("local", run_id)
+    own = LogKey("local", workspace_id(SHARDS, "local", run_id))
+    tail = await bus.log.tail(left)
+    assert (sequence, tail and tail.header.state, await bus.log.tail(own) is None) == (0, COPYING, False)
+    async with scheduler(place) as process_of_scheduler:
+        await until(lambda: process_of_scheduler.leads, "it leads")
+        # The time has come, also for the timer of one that is a run by now.
+        for run in (left, origin):
+            await bus.timers.arm(run, 0, CLOCK.now())
+
+        async def removed() -> bool:
+            return await is_purged(place, left) and await bus.log.tail(own) is None
+
+        await eventually(removed, "log and workspace are gone")
+
+        async def fired() -> bool:
+            return not await bus.timers.standing()
+
+        await eventually(fired, "both were handled")
+    assert (await place.state(origin)).status is RunStatus.CANCELLED
