@@ -8,6 +8,6 @@ Emits     results into the journal (effects) or as replies (READ_ONLY), notices 
 Reading order: app (what is wired to what), invoke (one call), registry (schema and policy), attach (whose workspace),
 tools/ (what tools do), mcp/ (tools of others), knowledge/ (documents and their indexes), guard, room, undo, repository,
 processes, launchpad, launched, launcher, cgroups and sandbox/ (what they do it with), evidence (facts for verifiers),
-looks (for people), predecessor, leftovers, snapshots and replay (what a former host left).
+looks (for people), clearing (folders of the deleted), predecessor, leftovers, snapshots and replay (what a former host left).
 The protocol around a call (epoch, journal, lease) is every host's and lives in `libs/chassis/hosting.py`.
 """

@@ -22,6 +22,7 @@ from libs.contracts.streams import host_consumer
 from libs.contracts.tools import HostCatalog, ToolResult, ToolSpec
 from services.toolhost.attach import ANSWER_S, Attached, Inheritance, Workspaces
 from services.toolhost.cgroups import Cgroups
+from services.toolhost.clearing import Clearing, Pace
 from services.toolhost.evidence import Evidence
 from services.toolhost.guard import WorkspaceGuard
 from services.toolhost.invoke import HostParts, Invocations
@@ -109,7 +110,11 @@ async def _serve(
             effects = host_consumer(bus.subjects, liveness.boot)
             changing = Changing(partial(_offered, registry, knowledge), guests.changed)
             looks = _looks(settings, snapshots)
-            async with bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer):
+            clearing = Clearing(
+                bus.log, clock, workspaces, settings.root, secure=settings.secure, pace=Pace()
+            )
+            answering = bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer)
+            async with answering, clearing.going_on():
                 setting = HostSetting(catalog, effects, changing)
                 await host.serve(liveness, setting, stop=chassis.stop, died=died)
             if died.is_set():

@@ -8,7 +8,8 @@ import asyncio
 import fcntl
 import os
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -187,6 +188,19 @@ class Workspaces:
         self._logger.info("workspace.kept", workspace=attached.place.key, bundle_bytes=kept.bundle_bytes)
         metadata = msgspec.to_builtins(kept)
         return ToolResult(call_id=call.call_id, attempt=call.attempt, ok=True, output="", metadata=metadata)
+
+    @asynccontextmanager
+    async def closed(self, identifier: str, *, unless: Callable[[], Awaitable[bool]]) -> AsyncGenerator[bool]:
+        """Whether this host has let go of a workspace; nobody takes it up while the context lasts."""
+        async with self._locks[identifier]:
+            if await unless():
+                yield False
+                return
+            self._used_at.pop(identifier, None)
+            attached = self._attached.pop(identifier, None)
+            if attached is not None:
+                attached.close()
+            yield True
 
     def close(self) -> None:
         """Let go of everything."""

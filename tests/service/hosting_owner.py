@@ -174,9 +174,10 @@ def runs_of(bus: Bus) -> Runs:
     return Runs(bus.log, Checkpoints(bus.bucket("checkpoints"), bus.store("blobs"), bus.log), SystemClock())
 
 
-async def owned_run(bus: Bus, workspace: str = "project") -> Owner:
-    """A fresh run that the test owns."""
+async def owned_run(bus: Bus, workspace: str | None = "project") -> Owner:
+    """A fresh run that the test owns; without a `workspace` it has one of its own."""
     run_id = random_run_id(SystemClock(), 0)
+    workspace = workspace or run_id
     bodies: list[LogEvent] = [
         RunCreated(
             tenant=TENANT,

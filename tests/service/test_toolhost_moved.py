@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,16 +15,18 @@ from libs.bus.ports import Bus, Draft, LogKey
 from libs.chassis.clock import SystemClock
 from libs.contracts.clock import rfc3339
 from libs.contracts.envelope import Event
-from libs.contracts.events import WorkspaceAttached
+from libs.contracts.events import RunDeleted, WorkspaceAttached
 from libs.contracts.ids import workspace_id
 from libs.contracts.tools import WORKSPACE_ATTACH, WORKSPACE_SNAPSHOT, Refusal, ToolCall, ToolResult
 from libs.contracts.workspaces import Saved
-from services.toolhost.attach import Attached, Inheritance, Workspaces
+from services.toolhost.attach import Attached, Inheritance, Replay, Workspaces
+from services.toolhost.clearing import Clearing, Pace
 from services.toolhost.leftovers import Leftovers
 from services.toolhost.room import Quota
 from services.toolhost.sandbox.none import NoSandbox
 from services.toolhost.snapshots import Snapshots
 from services.toolhost.underway import Underway
+from services.toolhost.workspace import HIDDEN_FOLDER
 from tests.fakes.waiting import eventually
 from tests.service.hosting_owner import TENANT, Owner, declare_dead, host_of, owned_run, toolhost
 from tests.unit.toolhost_workspace import processes
@@ -118,8 +122,10 @@ class SlowReplay:
         return ["something"]
 
 
-async def test_what_takes_long_goes_on_while_its_owner_asks_how_far_it_is(bus: Bus, tmp_path: Path) -> None:
-    replay, clock = SlowReplay(), SystemClock()
+@asynccontextmanager
+async def workspaces_of(bus: Bus, root: Path, replay: Replay) -> AsyncGenerator[tuple[Workspaces, str]]:
+    """What a host holds, without the host; with its boot."""
+    clock = SystemClock()
     inheritance = Inheritance(
         Leftovers(processes(), NoSandbox(), None), Snapshots(bus.store("workspaces")), replay
     )
@@ -133,14 +139,21 @@ async def test_what_takes_long_goes_on_while_its_owner_asks_how_far_it_is(bus: B
             clock,
             inheritance,
             underway,
-            root=tmp_path,
+            root=root,
             secure=False,
             program_path=os.environ["PATH"],
             quota=Quota(),
         )
         workspaces.begin(liveness, "here")
+        yield workspaces, liveness.boot
+        workspaces.close()
+
+
+async def test_what_takes_long_goes_on_while_its_owner_asks_how_far_it_is(bus: Bus, tmp_path: Path) -> None:
+    replay = SlowReplay()
+    async with workspaces_of(bus, tmp_path, replay) as (workspaces, boot):
         owner = await owned_run(bus)
-        await name(owner, liveness.boot, "here", "elsewhere", None)
+        await name(owner, boot, "here", "elsewhere", None)
         call = owner.call(WORKSPACE_ATTACH, {}, WORKSPACE_ATTACH)
 
         async def asked() -> ToolResult:
@@ -152,4 +165,36 @@ async def test_what_takes_long_goes_on_while_its_owner_asks_how_far_it_is(bus: B
         ready = await eventually(asked, "it is attached", fits=lambda result: result.refused is None)
         assert ready.metadata["lost"] == ["something"]
         assert replay.runs == 1
-        workspaces.close()
+
+
+async def test_the_folder_of_a_deleted_run_goes_once_its_workspace_is_forgotten_and_no_other(
+    bus: Bus, tmp_path: Path
+) -> None:
+    async with workspaces_of(bus, tmp_path, SlowReplay()) as (workspaces, boot):
+        owners = [await owned_run(bus, workspace=None) for _ in range(3)] + [await owned_run(bus)]
+        for owner in owners:
+            await owner.name_host(boot)
+
+            async def asked(owner: Owner = owner) -> ToolResult:
+                return await workspaces.attach(owner.call(WORKSPACE_ATTACH, {}, WORKSPACE_ATTACH))
+
+            await eventually(asked, "it is attached", fits=lambda result: result.refused is None)
+            (tmp_path / owner.workspace / "a.txt").write_text("a")
+            (tmp_path / owner.workspace / "shut").mkdir(mode=0o500)
+            await owner.end()
+        clearing = Clearing(bus.log, SystemClock(), workspaces, tmp_path, secure=False, pace=Pace(0.0, 0.0))
+        # The first is deleted and forgotten, the second is deleted while others work in its folder.
+        for owner in (owners[0], owners[1], owners[3]):
+            await owner.runs.commit(owner.folded, [RunDeleted(body_hash="0", by="test")])
+        for owner in (owners[0], owners[3]):
+            forgotten = LogKey("local", workspace_id(1, "local", owner.workspace))
+            tail = await bus.log.tail(forgotten)
+            assert tail is not None
+            await bus.log.purge(forgotten, tail.header.stream_sequence + 1)
+        for _ in range(2):
+            await clearing.step()
+        there = [(tmp_path / owner.workspace).exists() for owner in owners]
+        assert there == [False, True, True, True], "a workspace that was named may be anybody's"
+        beside = [path.name for path in (tmp_path / HIDDEN_FOLDER).iterdir()]
+        assert not [file for file in beside if file.startswith(owners[0].workspace)]
+        assert f"{owners[1].workspace}.git" in beside
