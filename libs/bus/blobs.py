@@ -9,18 +9,21 @@ import base64
 import hashlib
 import logging
 from collections.abc import AsyncIterator
+from datetime import datetime
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
 
 import msgspec
 
-from libs.bus.jetstream import MESSAGE_ID, JetStream, Refused, Stored
+from libs.bus.jetstream import EXPECTED_LAST, MESSAGE_ID, Ack, JetStream, Refused, Stored
 from libs.bus.listing import subjects_of
-from libs.contracts.clock import rfc3339
+from libs.contracts.clock import parse_rfc3339, rfc3339
 from libs.contracts.errors import BusUnavailable
 
 # ADR-20's own size: small enough to share a connection with records.
 CHUNK_BYTES = 128 * 1024
+# As many store the same bytes at once as runs begin at once; whoever loses this often stores them anew.
+RENEWALS_MAX = 100
 _ROLLUP = "Nats-Rollup"
 
 _log = logging.getLogger("perdure.bus")
@@ -61,28 +64,39 @@ class ServerBlobs:
             await self._put(name, file)
 
     async def _put(self, name: str, file: BufferedIOBase) -> None:
-        former = await self._meta(name)
         size, digest = await asyncio.to_thread(_measured, file)
-        nuid = former.nuid if former is not None and former.digest == digest else ""
-        if not nuid:
-            nuid = self._js.clock.entropy(12).hex()
-            for number in range(-(-size // CHUNK_BYTES)):
-                chunk = await asyncio.to_thread(file.read, CHUNK_BYTES)
-                await self._publish(f"$O.{self._store}.C.{nuid}", chunk, {MESSAGE_ID: f"{nuid}.{number}"})
         meta = _Meta(
             name=name,
             bucket=self._store,
-            nuid=nuid,
             size=size,
             mtime=rfc3339(self._js.clock.now()),
             chunks=-(-size // CHUNK_BYTES),
             digest=digest,
             options=_Options(max_chunk_size=CHUNK_BYTES),
         )
-        headers = {MESSAGE_ID: self._js.clock.entropy(12).hex(), _ROLLUP: "sub"}
-        await self._publish(self._meta_subject(name), msgspec.json.encode(meta), headers)
-        if former is not None and former.nuid not in ("", nuid):
+        former, at = await self._former(name)
+        for _ in range(RENEWALS_MAX):
+            if former is None or not former.nuid or former.digest != digest:
+                break
+            if await self._named(meta, former.nuid, at):
+                return
+            # Somebody removed or renewed it this moment.
+            former, at = await self._former(name)
+        nuid = self._js.clock.entropy(12).hex()
+        for number in range(meta.chunks):
+            chunk = await asyncio.to_thread(file.read, CHUNK_BYTES)
+            await self._publish(f"$O.{self._store}.C.{nuid}", chunk, {MESSAGE_ID: f"{nuid}.{number}"})
+        await self._named(meta, nuid, None)
+        if former is not None and former.nuid:
             await self._purge(former.nuid)
+
+    async def _named(self, meta: _Meta, nuid: str, expected: int | None) -> bool:
+        """Let a name point to these bytes; with `expected` only if its newest description is that one. Whether it does."""
+        headers = {MESSAGE_ID: self._js.clock.entropy(12).hex(), _ROLLUP: "sub"}
+        if expected is not None:
+            headers[EXPECTED_LAST] = str(expected)
+        body = msgspec.json.encode(msgspec.structs.replace(meta, nuid=nuid))
+        return await self._published(self._meta_subject(meta.name), body, headers) is not None
 
     async def get(self, name: str) -> bytes | None:
         with BytesIO() as file:
@@ -122,15 +136,43 @@ class ServerBlobs:
         if meta.nuid:
             await self._purge(meta.nuid)
 
-    async def _purge_subject(self, subject: str) -> None:
+    async def remove_older(self, name: str, before: datetime) -> bool:
+        subject = self._meta_subject(name)
+        meta, at = await self._former(name)
+        if meta is None or parse_rfc3339(meta.mtime) >= before:
+            return False
+        # First the name loses its bytes, by compare-and-set: who stores them again meanwhile has renewed the name, or
+        # stores all of them anew.
+        headers = {
+            MESSAGE_ID: self._js.clock.entropy(12).hex(),
+            EXPECTED_LAST: str(at),
+            _ROLLUP: "sub",
+        }
+        gone = _Meta(name=name, bucket=self._store, mtime=meta.mtime, deleted=True)
+        ack = await self._published(subject, msgspec.json.encode(gone), headers)
+        if ack is None:
+            return False
+        await self._purge_subject(subject, up_to=ack.sequence + 1)
+        if meta.nuid:
+            await self._purge(meta.nuid)
+        return True
+
+    async def _purge_subject(self, subject: str, up_to: int | None = None) -> None:
+        query = {"filter": subject} if up_to is None else {"filter": subject, "seq": up_to}
         try:
-            await self._js.api_patiently(f"STREAM.PURGE.{self._stream}", {"filter": subject})
+            await self._js.api_patiently(f"STREAM.PURGE.{self._stream}", query)
         except Refused as refused:
             raise refused.translated() from refused
 
     async def _meta(self, name: str) -> _Meta | None:
+        return (await self._former(name))[0]
+
+    async def _former(self, name: str) -> tuple[_Meta | None, int]:
+        """The newest description of a name, and its sequence."""
         stored = await self._js.last(self._stream, self._meta_subject(name))
-        return msgspec.json.decode(stored.body, type=_Meta) if stored is not None else None
+        if stored is None:
+            return None, 0
+        return msgspec.json.decode(stored.body, type=_Meta), stored.sequence
 
     async def _chunks(self, meta: _Meta) -> AsyncIterator[bytes]:
         """All chunks, from any replica, and from the leader where a replica lags."""
@@ -154,9 +196,15 @@ class ServerBlobs:
             raise refused.translated() from refused
 
     async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
+        await self._published(subject, body, headers)
+
+    async def _published(self, subject: str, body: bytes, headers: dict[str, str]) -> Ack | None:
+        """`None` when the expected message is not the newest any more."""
         try:
-            await self._js.publish_patiently(subject, body, headers)
+            return await self._js.publish_patiently(subject, body, headers)
         except Refused as refused:
+            if refused.kind == "conflict":
+                return None
             raise refused.translated() from refused
 
     async def _purge(self, nuid: str) -> None:

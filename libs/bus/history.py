@@ -113,6 +113,13 @@ class History:
                 _log.warning("bus.record_left_out", extra={"fields": {"error": error.message}})
         return found
 
+    async def bodies(self, shard: int, after: int) -> list[tuple[int, bytes]]:
+        """A page of a shard's bodies behind `after`, with their sequences."""
+        page = await self._page(
+            self._subjects.log_stream(shard), self._subjects.log_of_shard(shard), after + 1
+        )
+        return [(stored.sequence, stored.body) for stored in page.messages]
+
     async def record(self, stored: Stored) -> Record:
         """A stored message as a record, its moved strings fetched. Raises `UnreadableRecord`."""
         return await self.whole(record_of(self._subjects, stored))

@@ -128,6 +128,9 @@ class ServerLog:
     async def across(self, shard: int, after: int) -> list[Record]:
         return await self._history.across(shard, after)
 
+    async def bodies(self, shard: int, after: int) -> list[tuple[int, bytes]]:
+        return await self._history.bodies(shard, after)
+
     async def purge(self, key: LogKey, up_to: int) -> None:
         stream = self._subjects.log_stream(shard_of(key.log_id))
         query = {"filter": self._subjects.log_filter(*key), "seq": up_to}

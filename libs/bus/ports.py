@@ -101,6 +101,10 @@ class Log(Protocol):
         moved out stay where they are. For counting; any replica answers, and one that lags shows less."""
         ...
 
+    async def bodies(self, shard: int, after: int) -> list[tuple[int, bytes]]:
+        """The same as sequences and bodies, also of records that this version cannot read: for finding what they name."""
+        ...
+
     async def purge(self, key: LogKey, up_to: int) -> None:
         """Remove a whole prefix below stream sequence `up_to` (a tombstone's). Only for deletion."""
         ...
@@ -285,6 +289,10 @@ class Blobs(Protocol):
 
     async def remove(self, name: str) -> None:
         """Remove a name and its bytes; quiet when there are none."""
+
+    async def remove_older(self, name: str, before: datetime) -> bool:
+        """The same, unless it was stored, or stored again, since then, also in this very moment; whether it was removed."""
+        ...
         ...
 
 

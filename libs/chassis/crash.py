@@ -154,6 +154,9 @@ class _CrashingLog:
     async def across(self, shard: int, after: int) -> list[Record]:
         return await self._log.across(shard, after)
 
+    async def bodies(self, shard: int, after: int) -> list[tuple[int, bytes]]:
+        return await self._log.bodies(shard, after)
+
     async def purge(self, key: LogKey, up_to: int) -> None:
         with self._hooks.around("purge"):
             await self._log.purge(key, up_to)

@@ -19,6 +19,7 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.contracts.leases import LeaseValue
+from services.scheduler.blobs import OldBlobs, Pace
 from services.scheduler.chores import Advance, Chores, unfinished
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.endings import Endings
@@ -203,6 +204,7 @@ def _beside(
     """What the leader does that no run waits for."""
     bus, clock, settings = chassis.bus, chassis.clock, chassis.settings
     yield Webhooks(bus, clock, settings.webhook_allow).run(leadership)
+    yield OldBlobs(bus.log, bus.store("blobs"), clock, shards=SHARDS, pace=Pace()).run(leadership)
     if settings.retention_days is not None:
         keeping = Keeping(settings.retention_days, settings.export_folder)
         yield Retention(bus, chassis.runs, projects_of(bus, clock), clock, keeping).run(leadership)

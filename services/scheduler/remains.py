@@ -63,7 +63,7 @@ class Remains:
             del self._graves[next(iter(self._graves))]
 
     async def purge(self, run: LogKey, tombstone: int) -> None:
-        """Remove all that there is of a deleted run but its tombstone. Blobs are shared and go with the retention."""
+        """Remove all that there is of a deleted run but its tombstone. Blobs are shared and go later (`blobs.py`)."""
         await self._forget(run.log_id)
         if not self._rows.may_work_in(run.tenant, run.log_id):
             await self._snapshots.forget(run)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,27 @@ async def test_names_are_listed_and_removed_with_their_bytes(bus: Bus) -> None:
     assert await store.names(f"{mark}/") == sorted(names[1:])
     await store.put(names[0], b"again")
     assert await store.get(names[0]) == b"again"
+
+
+async def test_only_what_was_not_stored_again_is_removed_as_old(bus: Bus) -> None:
+    store, name = bus.store("blobs"), f"old {next(_numbers)}"
+    await store.put(name, b"x" * 300_000)
+    stored_by = datetime.now(UTC)
+    assert not await store.remove_older(name, stored_by - timedelta(seconds=60))
+    # The same bytes again renew it.
+    await store.put(name, b"x" * 300_000)
+    assert not await store.remove_older(name, stored_by - timedelta(seconds=1))
+    assert await store.get(name) == b"x" * 300_000
+    later = datetime.now(UTC) + timedelta(days=400)
+    removed, _ = await asyncio.gather(store.remove_older(name, later), store.put(name, b"x" * 300_000))
+    # Whoever was faster, what was stored last is whole, or nothing is.
+    found = await store.get(name)
+    assert found in (None, b"x" * 300_000)
+    assert removed or found is not None
+    await store.put(name, b"y")
+    assert await store.remove_older(name, later)
+    assert await store.get(name) is None
+    assert not await store.remove_older(name, later)
+    assert name not in await store.names()
+    await store.put(name, b"again")
+    assert await store.get(name) == b"again"

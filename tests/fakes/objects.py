@@ -5,6 +5,7 @@ Invariant: none of its own: it holds what it was given.
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 from libs.bus.ports import Blobs
@@ -36,3 +37,7 @@ class Objects(Blobs):
 
     async def remove(self, name: str) -> None:
         self.objects.pop(name, None)
+
+    async def remove_older(self, name: str, before: datetime) -> bool:
+        del before
+        return self.objects.pop(name, None) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from deploy.dev.nats_server import NatsServer
 from libs.bus.checkpoints import Checkpoints
 from libs.bus.creation import CreateRequest, Creation
+from libs.bus.history import blob_name
 from libs.bus.ports import Bus, LogKey
 from libs.contracts import events as e
 from libs.contracts.errors import NotFound, RunDeleted
@@ -21,6 +23,7 @@ from libs.contracts.ids import SHARDS, workspace_id
 from libs.contracts.run import COPYING, RunStatus
 from libs.contracts.subjects import checkpoint_key, journal_key
 from libs.contracts.tasks import Limits, TaskSpec
+from services.scheduler.blobs import OldBlobs, Pace
 from tests.fakes.waiting import eventually, until
 from tests.service.gateway_served import Served, free_port, process, until_ready
 from tests.service.scheduler_peers import CLOCK, NO_SWEEP, QUICK, Deployment, executor, scheduler
@@ -208,3 +211,37 @@ async def test_a_fork_without_a_key_whose_gateway_was_killed_half_way_is_removed
 
         await eventually(fired, "both were handled")
     assert (await place.state(origin)).status is RunStatus.CANCELLED
+
+
+async def test_a_blob_goes_with_the_last_run_that_names_it_and_not_while_it_is_young(
+    place: Deployment,
+) -> None:
+    bus, store = place.bus, place.bus.store("blobs")
+    blobs = OldBlobs(bus.log, store, CLOCK, shards=1, pace=Pace(kept_s=0.0, page_s=0.0))
+    young = OldBlobs(bus.log, store, CLOCK, shards=1, pace=Pace(page_s=0.0))
+    runs = [await place.create(start=False) for _ in range(2)]
+    for run, text in zip(runs, ("shared " * 90_000, "shared " * 90_000), strict=True):
+        await place.command(run, e.MessageReceived(text=text, by="test"))
+        await place.cancel(run)
+    digest = hashlib.sha256(("shared " * 90_000).encode()).hexdigest()
+    name, checkpoint = blob_name("local", digest), blob_name("local", f"checkpoint-{runs[0].log_id}")
+    orphan, other = blob_name("local", "0" * 64), "local/something"
+    for more in (checkpoint, orphan, other):
+        await store.put(more, b"x")
+    async with scheduler(place):
+        assert await young.clear(lambda: True)
+        assert sorted(await store.names()) == sorted([name, checkpoint, orphan, other])
+        assert await blobs.clear(lambda: True)
+        assert sorted(await store.names()) == sorted([name, checkpoint, other])
+        await delete(place, runs[0])
+        await eventually(lambda: is_purged(place, runs[0]), "it is purged")
+        assert not await blobs.clear(lambda: False), "who does not lead any more removes nothing"
+        assert await blobs.clear(lambda: True)
+        assert sorted(await store.names()) == sorted([name, other])
+        (message,) = await place.events(runs[1], e.MessageReceived)
+        assert isinstance(message, e.MessageReceived)
+        assert message.text == "shared " * 90_000
+        await delete(place, runs[1])
+        await eventually(lambda: is_purged(place, runs[1]), "it is purged")
+        assert await blobs.clear(lambda: True)
+        assert await store.names() == [other]

@@ -205,6 +205,9 @@ class TwinLog:
         records = await self._link.call("across", str(shard), lambda: self._store.across(shard, after))
         return records[:PAGE_RECORDS]
 
+    async def bodies(self, shard: int, after: int) -> list[tuple[int, bytes]]:
+        return [(record.header.stream_sequence, record.body) for record in await self.across(shard, after)]
+
     async def purge(self, key: LogKey, up_to: int) -> None:
         await self._link.call("purge", key.log_id, lambda: self._store.purge(key, up_to))
 

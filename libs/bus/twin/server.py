@@ -39,7 +39,7 @@ class TwinServer:
         ]
         self._by_subject: dict[str, StreamStore] = {}
         self.buckets = {spec.name: BucketStore(self.timers) for spec in buckets(self.subjects)}
-        self.stores = {spec.name: BlobStore() for spec in stores(self.subjects)}
+        self.stores = {spec.name: BlobStore(clock) for spec in stores(self.subjects)}
         self.wires = WireStore()
         self.scheduled = TimerStore(
             self.timers, self.subjects, self.stream(self.subjects.fired("", 0)), clock

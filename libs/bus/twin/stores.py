@@ -7,11 +7,13 @@ its revision still counts, as with the markers of the servers.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from libs.bus.ports import Entry
 from libs.bus.twin.link import Link, Tap, Timers
+from libs.contracts.clock import Clock
 from libs.contracts.errors import AppendConflict
 
 # The server knows no shorter life.
@@ -171,11 +173,13 @@ class TwinBucket:
 class BlobStore:
     """One object store."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._data: dict[str, bytes] = {}
+        self._stored_at: dict[str, datetime] = {}
 
     def put(self, name: str, data: bytes) -> None:
-        self._data[name] = data
+        self._data[name], self._stored_at[name] = data, self._clock.now()
 
     def get(self, name: str) -> bytes | None:
         return self._data.get(name)
@@ -185,6 +189,12 @@ class BlobStore:
 
     def remove(self, name: str) -> None:
         self._data.pop(name, None)
+
+    def remove_older(self, name: str, before: datetime) -> bool:
+        if name not in self._data or self._stored_at[name] >= before:
+            return False
+        del self._data[name]
+        return True
 
 
 class TwinBlobs:
@@ -213,3 +223,6 @@ class TwinBlobs:
 
     async def remove(self, name: str) -> None:
         await self._link.call("blob.remove", name, lambda: self._store.remove(name))
+
+    async def remove_older(self, name: str, before: datetime) -> bool:
+        return await self._link.call("blob.remove", name, lambda: self._store.remove_older(name, before))
