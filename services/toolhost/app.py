@@ -109,12 +109,8 @@ async def _serve(
             catalog = _catalog(settings, sandbox, liveness.boot, root)
             effects = host_consumer(bus.subjects, liveness.boot)
             changing = Changing(partial(_offered, registry, knowledge), guests.changed)
-            looks = _looks(settings, snapshots)
-            clearing = Clearing(
-                bus.log, clock, workspaces, settings.root, secure=settings.secure, pace=Pace()
-            )
-            answering = bus.wire.respond(bus.subjects.call_look(liveness.boot), looks.answer)
-            async with answering, clearing.going_on():
+            look, seen = bus.subjects.call_look(liveness.boot), _looks(settings, snapshots).answer
+            async with bus.wire.respond(look, seen), _clearing(chassis, workspaces).going_on():
                 setting = HostSetting(catalog, effects, changing)
                 await host.serve(liveness, setting, stop=chassis.stop, died=died)
             if died.is_set():
@@ -193,6 +189,13 @@ def _workspaces(
         secure=settings.secure,
         program_path=settings.program_path,
         quota=settings.quota,
+    )
+
+
+def _clearing(chassis: Chassis[ToolhostSettings], workspaces: Workspaces) -> Clearing:
+    settings = chassis.settings
+    return Clearing(
+        chassis.bus.log, chassis.clock, workspaces, settings.root, secure=settings.secure, pace=Pace()
     )
 
 

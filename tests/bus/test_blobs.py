@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from libs.bus.ports import Bus
+from libs.chassis.clock import SystemClock
 
+CLOCK = SystemClock()
 _numbers = itertools.count(1)
 
 
@@ -56,13 +58,13 @@ async def test_names_are_listed_and_removed_with_their_bytes(bus: Bus) -> None:
 async def test_only_what_was_not_stored_again_is_removed_as_old(bus: Bus) -> None:
     store, name = bus.store("blobs"), f"old {next(_numbers)}"
     await store.put(name, b"x" * 300_000)
-    stored_by = datetime.now(UTC)
+    stored_by = CLOCK.now()
     assert not await store.remove_older(name, stored_by - timedelta(seconds=60))
     # The same bytes again renew it.
     await store.put(name, b"x" * 300_000)
     assert not await store.remove_older(name, stored_by - timedelta(seconds=1))
     assert await store.get(name) == b"x" * 300_000
-    later = datetime.now(UTC) + timedelta(days=400)
+    later = CLOCK.now() + timedelta(days=400)
     removed, _ = await asyncio.gather(store.remove_older(name, later), store.put(name, b"x" * 300_000))
     # Whoever was faster, what was stored last is whole, or nothing is.
     found = await store.get(name)
