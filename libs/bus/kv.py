@@ -96,10 +96,12 @@ class ServerBucket:
         while True:
             state = await self._state()
             page = await self._lasts([subject])
-            if page is None:
-                return Listing(await self._many_entries(subject), state.last_seq)
             # A replica that knows less than the leader did is asked again; an empty answer does not say what it knows.
-            if page.up_to >= state.last_seq or (not page.messages and await self._leader_has_none(subject)):
+            if page is None:
+                entries = await self._many_entries(subject, state.last_seq)
+                if entries is not None:
+                    return Listing(entries, state.last_seq)
+            elif page.up_to >= state.last_seq or (not page.messages and await self._leader_has_none(subject)):
                 return Listing(self._live(page), state.last_seq)
             if patience.over:
                 raise BusUnavailable(
@@ -216,13 +218,16 @@ class ServerBucket:
             if len(state.subjects) < _SUBJECTS_PAGE:
                 return names
 
-    async def _many_entries(self, subject: str) -> list[Entry]:
-        """More keys than fit one answer: the leader lists them, then they are read a handful at a time."""
+    async def _many_entries(self, subject: str, up_to: int) -> list[Entry] | None:
+        """More keys than fit one answer: the leader lists them, then they are read a handful at a time. `None` when a
+        replica answered that may not have all up to there."""
         names = await self._subjects(subject)
         found: list[Entry] = []
         for start in range(0, len(names), MULTI_SUBJECTS_MAX):
             page = await self._lasts(names[start : start + MULTI_SUBJECTS_MAX])
-            found += self._live(page) if page is not None else []
+            if page is None or page.up_to < up_to:
+                return None
+            found += self._live(page)
         return found
 
     def _live(self, page: Page) -> list[Entry]:
