@@ -91,6 +91,8 @@ def main() -> None:
     """The worker: the schema is the first line of the input, the document the rest."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
+    # The signal at the end of that time would leave the document on the host's disk.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     schema, _, document = sys.stdin.buffer.read().partition(b"\n")
     held = _held(json.loads(schema), document)
     sys.stdout.write(json.dumps(held._asdict()))
@@ -101,7 +103,10 @@ def _held(schema: dict[str, Any], document: bytes) -> Held:
         loaded = json.loads(document.decode(), parse_constant=_no_json)
     except (ValueError, RecursionError) as error:
         return Held([], f"is no JSON: {str(error)[:FAULT_CHARS_MAX]}")
-    kind = cast(Any, validator_for(schema, default=jsonschema.Draft202012Validator))
+    try:
+        kind = cast(Any, validator_for(schema, default=jsonschema.Draft202012Validator))
+    except (TypeError, ValueError):
+        return Held([], "the schema is none: $.$schema names no draft")
     try:
         kind.check_schema(schema)
         validator = kind(schema, registry=jsonschema_specifications.REGISTRY)
