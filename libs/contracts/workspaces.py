@@ -24,7 +24,7 @@ WORKSPACE_SET_ASIDE = "workspace_set_aside"
 WORKSPACE_RESTORE = "workspace_restore"
 # `workspace_begin` {object, head} -> metadata {head, baseline}: the tree is what the project's branch holds at `head`
 WORKSPACE_BEGIN = "workspace_begin"
-# `workspace_merge` {object, ref, head} -> metadata {conflicts: [path]}: the tree is `head` with what `ref` changed
+# `workspace_merge` {branch, object, ref, head} -> metadata {conflicts: [path]}: the tree is `head` with what `ref` changed
 WORKSPACE_MERGE = "workspace_merge"
 
 

@@ -60,8 +60,8 @@ async def take(context: ToolContext, git: ProjectGit, name: str) -> None:
             await asyncio.to_thread(context.guard.unlink, _IN)
 
 
-async def begin(context: ToolContext, name: str, head: str) -> None:
-    """Make the tree what the project's branch holds at `head`. Ignored files stay."""
+async def begin(context: ToolContext, name: str, head: str) -> ProjectGit:
+    """Make the tree what the project's branch, which is stored as `name`, holds at `head`. Ignored files stay."""
     git = ProjectGit(context)
     await git.ensure()
     if not await git.has(head):
@@ -69,14 +69,13 @@ async def begin(context: ToolContext, name: str, head: str) -> None:
     if not await git.has(head):
         raise RepositoryFault(f"the project's branch came without {head}; it is asked for again")
     await git.check_out(head)
+    return git
 
 
-async def merge(context: ToolContext, name: str, ref: str, head: str) -> list[str]:
-    """Make the tree what `head` and the commit `ref` give together, uncommitted; the files that contradict each other, and
-    then the tree is what `head` holds."""
-    git = ProjectGit(context)
-    await git.ensure()
-    await git.check_out(head)
+async def merge(context: ToolContext, branch: str, name: str, ref: str, head: str) -> list[str]:
+    """Make the tree what `head` of the project's branch and the commit `ref`, stored as `name`, give together, uncommitted;
+    the files that contradict each other, and then the tree is what `head` holds."""
+    git = await begin(context, branch, head)
     await take(context, git, name)
     merged = await git.merged(ref)
     if not merged.conflicts:

@@ -81,8 +81,10 @@ class BeginArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """`object` holds the commit `ref`; `head` is where the project's branch stands."""
+    """`object` holds the commit `ref`; `head` is where the project's branch stands, which is stored as `branch`: the
+    workspace may have been lost with its machine."""
 
+    branch: str
     object: str
     ref: str
     head: str
@@ -238,7 +240,7 @@ async def _begin(context: ToolContext, arguments: Arguments) -> Outcome:
 
 async def _merge(context: ToolContext, arguments: Arguments) -> Outcome:
     wanted = decoded(arguments, MergeArguments)
-    conflicts = await branches.merge(context, wanted.object, wanted.ref, wanted.head)
+    conflicts = await branches.merge(context, wanted.branch, wanted.object, wanted.ref, wanted.head)
     named = ", ".join(conflicts[:_NAMED_MAX])
     told = f"these files contradict each other: {named}" if conflicts else f"{wanted.ref} fits {wanted.head}"
     return Outcome(ok=not conflicts, output=told, metadata={"conflicts": conflicts[:_NAMED_MAX]})

@@ -177,6 +177,7 @@ def test_what_does_not_go_together_goes_back_with_the_evidence_and_its_work(red:
     world.settle()
     assert committed(world) == ["a", "b"]
     assert world.state.works[0].kind is SessionKind.FINAL
+    assert steps(world, 0)[0] == WORKSPACE_BEGIN, "what a red merge left at home is not what is proved"
 
 
 def test_what_was_mended_since_a_session_began_is_no_regression_of_it() -> None:

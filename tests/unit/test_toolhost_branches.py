@@ -60,6 +60,7 @@ class Shop:
 
     async def merge(self, session: str, head: str | None = None) -> Outcome:
         arguments: dict[str, object] = {
+            "branch": BRANCH,
             "object": f"project_0_1/feature/{session}",
             "ref": f"refs/perdure/session/{session}",
             "head": head or self.head,
@@ -196,3 +197,23 @@ async def test_a_bundle_that_is_a_link_leads_nowhere(shop: Shop, tmp_path: Path)
     await shop.built(0, "1")
     assert secret.read_text() == "of the machine\n"
     assert (await shop.merge("1")).ok
+
+
+async def test_a_merge_finds_the_branch_again_when_the_workspace_was_lost_with_its_machine(
+    shop: Shop,
+) -> None:
+    for lane, session in enumerate(("1", "2")):
+        assert (await shop.begin(lane)).ok
+        put(shop.lanes[lane], f"{session}.py", "done\n")
+        await shop.built(lane, session)
+    assert (await shop.merge("1")).ok
+    done = await shop.commit(shop.home, "1", head=shop.head, offer=BRANCH)
+    # What comes back is the workspace as it was before the commit.
+    said(shop.home, "reset", "--hard", "--quiet", shop.head)
+    said(shop.home, "update-ref", "-d", "refs/perdure/branch")
+    said(shop.home, "reflog", "expire", "--expire=now", "--all")
+    said(shop.home, "gc", "--quiet", "--prune=now")
+    shop.head = str(done.metadata["commit"])
+    merged = await shop.merge("2")
+    assert merged.ok, merged.output
+    assert {"1.py", "2.py"} <= set(said(shop.home, "ls-files").split())

@@ -133,14 +133,17 @@ def _labels(state: ProjectState, work: Work) -> dict[str, str]:
 
 def begin_steps(state: ProjectState, work: Work) -> list[Errand]:
     """The lane's workspace becomes what the project's branch holds at the session's base."""
-    step = Errand(
+    made = state.spec.hooks.after_create if work.lane not in state.lanes else None
+    return [_begin(state, work.base), *_hook(state, "after_create", made, must_pass=True)]
+
+
+def _begin(state: ProjectState, head: str | None) -> Errand:
+    return Errand(
         name=WORKSPACE_BEGIN,
-        arguments={"object": branch_object(state.project_id), "head": work.base},
+        arguments={"object": branch_object(state.project_id), "head": head},
         timeout_s=_GIT_S,
         label="begin from the project's branch",
     )
-    made = state.spec.hooks.after_create if work.lane not in state.lanes else None
-    return [step, *_hook(state, "after_create", made, must_pass=True)]
 
 
 def health_steps(state: ProjectState, work: Work) -> list[Errand]:
@@ -153,6 +156,9 @@ def health_steps(state: ProjectState, work: Work) -> list[Errand]:
             Errand(name=WORKSPACE_PREPARE, arguments=origin, timeout_s=_GIT_S, label="prepare the workspace")
         )
         steps += _hook(state, "after_create", hooks.after_create, must_pass=True)
+    if work.kind is SessionKind.FINAL and state.in_lanes:
+        # A merge that was red, or cut off, left its tree there.
+        steps.append(_begin(state, state.head))
     steps += _hook(state, "before_run", hooks.before_run, must_pass=True)
     if state.spec.init:
         # Red, it is told to the agent, which may have to mend it.
@@ -211,7 +217,12 @@ def merge_steps(state: ProjectState, work: Work) -> list[Errand]:
     feature = state.features[work.feature_id or ""]
     merge = Errand(
         name=WORKSPACE_MERGE,
-        arguments={"object": _object_of(state, work), "ref": session_ref(work), "head": state.head},
+        arguments={
+            "branch": branch_object(state.project_id),
+            "object": _object_of(state, work),
+            "ref": session_ref(work),
+            "head": state.head,
+        },
         timeout_s=_GIT_S,
         label="merge",
         error_code="MERGE_CONFLICT",
