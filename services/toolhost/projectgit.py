@@ -79,8 +79,10 @@ class ProjectGit:
         if parent is not None and await self._resolve(parent) is not None:
             await self._run("reset", "--quiet", "--soft", parent)
         await self._run("add", "--all")
-        if kept:
-            await self._run("restore", "--source=HEAD", "--staged", "--worktree", "--", *kept)
+        # What the repository ignores is in no commit, and git restores nothing when one of the files is none of its own.
+        tracked = (await self._run("ls-tree", "--name-only", "HEAD", "--", *kept)).split() if kept else []
+        if tracked:
+            await self._run("restore", "--source=HEAD", "--staged", "--worktree", "--", *tracked)
         lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
         await self._run("commit", "--quiet", "--allow-empty", "--no-verify", "-m", message, "-m", lines)
         head = await self.head()

@@ -217,3 +217,15 @@ async def test_a_merge_finds_the_branch_again_when_the_workspace_was_lost_with_i
     merged = await shop.merge("2")
     assert merged.ok, merged.output
     assert {"1.py", "2.py"} <= set(said(shop.home, "ls-files").split())
+
+
+async def test_a_repository_that_ignores_a_file_of_the_runtime_has_commits_in_lanes_too(shop: Shop) -> None:
+    put(shop.home, ".gitignore", "*.json\n")
+    said(shop.home, "rm", "--quiet", "--cached", "features.json")
+    done = await shop.commit(shop.home, "ignoring", head=shop.head, files=FILES, offer=BRANCH)
+    shop.head = str(done.metadata["commit"])
+    assert (await shop.begin(0)).ok
+    put(shop.lanes[0], "one.py", "done\n")
+    put(shop.lanes[0], "progress.md", "# by the lane\n")
+    await shop.built(0, "1")
+    assert said(shop.lanes[0], "show", "HEAD:progress.md") == "# shop"
