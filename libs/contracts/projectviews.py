@@ -14,6 +14,7 @@ from libs.contracts.items import item_id
 from libs.contracts.project import Feature, ProjectState, Waiting, Work
 from libs.contracts.projects import FeatureStatus, Handoff, Phase, ProjectStatus
 from libs.contracts.run import RunState
+from libs.contracts.sessions import Stage
 from libs.contracts.views import Object, UsageView, View, usage_view
 
 
@@ -303,10 +304,16 @@ def _active(state: ProjectState, work: Work, run: RunState | None) -> ActiveView
         attempt=work.attempt,
         run_id=work.run_id,
         run_status=run.status.value if run is not None else None,
-        activity=activity(run) if run is not None else "is about to begin",
+        activity=activity(run) if run is not None else _between(work),
         started_at=work.started_at,
         last_event_at=run.last_event_at if run is not None else None,
     )
+
+
+def _between(work: Work) -> str:
+    """What a session does that has no run."""
+    waits = Stage.CLOSE in work.ends and work.run_id is None
+    return "waits for its turn to be merged" if waits else "is about to begin"
 
 
 def _phase(state: ProjectState, runs: dict[str, RunState]) -> Phase:

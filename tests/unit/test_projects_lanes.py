@@ -14,6 +14,7 @@ from libs.contracts.project_events import (
     SessionStarted,
 )
 from libs.contracts.projects import LANES_MAX, FeatureStatus, Hooks, Outcome, Phase, ProjectStatus
+from libs.contracts.projectviews import project_view
 from libs.contracts.run import StepResult
 from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.tasks import Limits, TaskSpec
@@ -92,6 +93,8 @@ def test_of_two_that_are_ready_the_one_that_began_first_is_merged_first() -> Non
     assert stages(world) == {0: Stage.MERGE, 1: None}
     assert {known.id: known.state for known in world.state.features.values()}["b"] is F.VERIFIED
     assert world.state.phase is Phase.COMMIT
+    told = {active.feature_id: active.activity for active in project_view(world.state, {}, world.now).active}
+    assert told["b"] == "waits for its turn to be merged"
     assert steps(world, 0) == [WORKSPACE_MERGE, WORKSPACE_COMMIT]
     world.pass_run(0)
     world.settle()
