@@ -6,6 +6,7 @@ judged, and the files that the runtime keeps.
 
 import asyncio
 import shutil
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -96,12 +97,30 @@ async def _prepare(context: ToolContext, arguments: Arguments) -> Outcome:
     root = context.guard.root
     if (root / ".git").exists() and await git.head() is not None:
         return Outcome(ok=True, output="the workspace has begun already", metadata={"began": False})
-    if wanted.seed_dir is not None:
-        await asyncio.to_thread(_copy, Path(wanted.seed_dir), root)
-    elif wanted.git_url is not None:
-        await _fetch(wanted.git_url, root)
+    if wanted.seed_dir is not None or wanted.git_url is not None:
+        with tempfile.TemporaryDirectory(dir=context.repository.git_dir) as aside:
+            fresh = Path(aside) / "tree"
+            fresh.mkdir()
+            if wanted.seed_dir is not None:
+                await asyncio.to_thread(_copy, Path(wanted.seed_dir), fresh)
+            elif wanted.git_url is not None:
+                await _fetch(wanted.git_url, fresh)
+            await asyncio.to_thread(_move, fresh, root)
     await git.ensure()
     return Outcome(ok=True, output="the workspace is prepared", metadata={"began": True})
+
+
+def _move(fresh: Path, root: Path) -> None:
+    """Put what a folder of our own holds into the workspace. An agent may have worked there before a first session that
+    failed: what stands in the way goes, and no link that it left is followed. The repository comes last: with it the
+    workspace has begun. Blocking."""
+    for entry in sorted(fresh.iterdir(), key=lambda entry: entry.name == ".git"):
+        there = root / entry.name
+        if there.is_dir() and not there.is_symlink():
+            shutil.rmtree(there)
+        else:
+            there.unlink(missing_ok=True)
+        shutil.move(entry, there)
 
 
 def _copy(seed: Path, root: Path) -> None:
@@ -116,8 +135,8 @@ def _copy(seed: Path, root: Path) -> None:
 
 
 async def _fetch(url: str, root: Path) -> None:
-    """Clone into the workspace. Outside of the sandbox, which has no network; the repository is new, so nothing in it
-    is anybody's yet."""
+    """Clone into a new folder, where nothing is anybody's yet: this git runs outside of the sandbox, which has no network,
+    and does what the repository's configuration and hooks say."""
     script = (
         'git init -q && (git remote add origin -- "$1" || git remote set-url origin -- "$1") '
         "&& git fetch -q --no-tags origin HEAD && git checkout -q -B main FETCH_HEAD"

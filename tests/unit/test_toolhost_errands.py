@@ -210,3 +210,31 @@ async def test_a_hook_whose_program_is_gone_fails(tools: ToolContext) -> None:
     said = await perform(WORKSPACE_COMMAND, tools, {"argv": ["./hooks/before_run.sh"]})
     assert not said.ok
     assert said.output
+
+
+async def test_what_an_agent_left_of_a_failed_beginning_leads_the_next_one_nowhere(
+    tools: ToolContext, tmp_path: Path
+) -> None:
+    seed, outside = tmp_path / "seed", tmp_path / "outside"
+    (seed / "docs").mkdir(parents=True)
+    outside.mkdir()
+    for path in (seed / "README.md", seed / "docs" / "a.md"):
+        path.write_text("of the seed\n")
+    (seed / "link").symlink_to("README.md")
+    (outside / "mine").write_text("of the machine\n")
+    root = tools.guard.root
+    (root / "README.md").symlink_to(outside / "mine")
+    (root / "docs").symlink_to(outside)
+    for _ in range(2):
+        # Again behind a kill, too.
+        began = await perform(WORKSPACE_PREPARE, tools, {"seed_dir": str(seed)})
+        assert began.ok, began.output
+    assert (outside / "mine").read_text() == "of the machine\n"
+    assert not (outside / "a.md").exists()
+    assert (root / "docs" / "a.md").read_text() == (root / "link").read_text() == "of the seed\n"
+
+    # Git outside of the sandbox never comes near a repository that an agent may have configured.
+    refused = await perform(WORKSPACE_PREPARE, tools, {"git_url": "https://127.0.0.1:9/shop.git"})
+    assert not refused.ok
+    assert "could not be cloned" in refused.output
+    assert "127.0.0.1" not in (root / ".git" / "config").read_text()
