@@ -98,6 +98,20 @@ class ProjectGit:
         answer = await self._run("log", "-1", "--format=%H", "--all-match", "--extended-regexp", *greps)
         return answer.strip() or None
 
+    async def repositories_inside(self, parent: str) -> list[str]:
+        """Folders with a repository of their own that a commit on top of `parent` would name and hold no file of; those that
+        `parent` names, too, are the project's own doing."""
+        # An index that once named such a folder goes on to, even when the repository in it is gone.
+        await self._run("reset", "--quiet", parent)
+        await self._run("add", "--all")
+        named: list[set[str]] = []
+        # Searched where it is said: all names of a project are more than an answer holds.
+        for listed in ("ls-files --stage", 'ls-tree -r "$1"'):
+            line = f"git -c safe.directory='*' {listed} | grep '^160000 '"
+            _, answer = await self._carry_out(["sh", "-c", line, "sh", parent])
+            named.append({entry.partition("\t")[2] for entry in answer.splitlines()})
+        return sorted(named[0] - named[1])
+
     async def is_clean(self) -> bool:
         return not (await self._run("status", "--porcelain")).strip()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -229,3 +230,18 @@ async def test_a_repository_that_ignores_a_file_of_the_runtime_has_commits_in_la
     put(shop.lanes[0], "progress.md", "# by the lane\n")
     await shop.built(0, "1")
     assert said(shop.lanes[0], "show", "HEAD:progress.md") == "# shop"
+
+
+async def test_a_repository_inside_of_the_workspace_is_refused_before_its_files_are_lost(shop: Shop) -> None:
+    assert (await shop.begin(0)).ok
+    inside = shop.lanes[0].guard.root / "web"
+    inside.mkdir()
+    (inside / "app.js").write_text("done\n")
+    for arguments in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "-m", "mine")):
+        git(inside, *arguments)
+    with pytest.raises(AssertionError, match=r"web: a git repository of its own"):
+        await shop.built(0, "1")
+    shutil.rmtree(inside / ".git")
+    await shop.built(0, "1")
+    assert (await shop.merge("1")).ok
+    assert (shop.home.guard.root / "web" / "app.js").read_text() == "done\n"
