@@ -81,11 +81,9 @@ class OldBlobs:
         return True
 
     async def _is_gone(self, log_id: str) -> bool:
-        tail = await self._log.tail(LogKey(ANY_TENANT, log_id))
-        if tail is None:
-            return True
         try:
-            return isinstance(decode_events(tail)[-1].body, RunDeleted)
+            tail = await self._log.tail(LogKey(ANY_TENANT, log_id))
+            return tail is None or isinstance(decode_events(tail)[-1].body, RunDeleted)
         except UnreadableRecord:
             return False
 

@@ -89,10 +89,10 @@ class Clearing:
 
     async def _look_at(self, folder: Path) -> None:
         # A folder does not say whose run it is; a read finds it.
-        tail = await self._log.tail(LogKey(ANY_TENANT, folder.name))
-        if tail is None:
-            return
         try:
+            tail = await self._log.tail(LogKey(ANY_TENANT, folder.name))
+            if tail is None:
+                return
             deleted = isinstance(decode_events(tail)[-1].body, RunDeleted)
         except UnreadableRecord:
             return
@@ -107,7 +107,10 @@ class Clearing:
                 _log.info("workspace.removed", workspace=place.key)
 
     async def _is_needed(self, workspace: LogKey) -> bool:
-        return await self._log.tail(workspace) is not None
+        try:
+            return await self._log.tail(workspace) is not None
+        except UnreadableRecord:
+            return True
 
 
 def _own_folders(folder: Path) -> Iterator[Path]:
