@@ -360,9 +360,12 @@ def _judged(state: ProjectState, work: Work, body: e.SessionEnded, error: str) -
     feature = known
     if body.outcome in _COUNTED:
         # What was judged and failed is not gone on with; people find it under the session's side ref.
-        feature = _replace(known, failures=known.failures + 1, last_error=error, side_ref=None)
+        kept = None if Stage.AGENT in work.ends else known.side_ref
+        feature = _replace(known, failures=known.failures + 1, last_error=error, side_ref=kept)
     elif body.outcome is Outcome.UNFINISHED:
-        feature = _replace(known, unfinished=known.unfinished + 1, last_error=error, side_ref=body.side_ref)
+        # Of a session that never came to its agent, what the one before left is still to be gone on with.
+        kept = body.side_ref if Stage.AGENT in work.ends else body.side_ref or known.side_ref
+        feature = _replace(known, unfinished=known.unfinished + 1, last_error=error, side_ref=kept)
     return _replace(state, features={**state.features, feature.id: feature})
 
 

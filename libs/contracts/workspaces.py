@@ -20,7 +20,7 @@ WORKSPACE_COMMAND = "workspace_command"
 WORKSPACE_COMMIT = "workspace_commit"
 # `workspace_set_aside` {ref, message, head, offer} -> metadata {side_ref, head, baseline}: leftovers go, the tree is clean
 WORKSPACE_SET_ASIDE = "workspace_set_aside"
-# `workspace_restore` {ref, object} -> metadata {restored: bool}: what was set aside comes back
+# `workspace_restore` {ref, object} -> metadata {restored: bool, problem: bool}: what was set aside comes back
 WORKSPACE_RESTORE = "workspace_restore"
 # `workspace_begin` {object, head} -> metadata {head, baseline}: the tree is what the project's branch holds at `head`
 WORKSPACE_BEGIN = "workspace_begin"

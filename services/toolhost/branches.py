@@ -47,17 +47,20 @@ async def offer(
         await git.forget_file(_OUT)
 
 
-async def take(context: ToolContext, git: ProjectGit, name: str) -> None:
-    """Take in what was offered under a name, under the references that it was offered as. Raises `RepositoryFault`."""
+async def take(context: ToolContext, git: ProjectGit, name: str) -> bool:
+    """Take in what was offered under a name, under the references that it was offered as; whether there was anything. Raises
+    `RepositoryFault`, also when the store is away."""
     with tempfile.TemporaryDirectory(dir=context.repository.git_dir) as aside:
         copy = Path(aside) / "bundle"
-        await _fetched(context, name, copy)
+        if not await _fetched(context, name, copy):
+            return False
         await asyncio.to_thread(_placed, context, copy)
     try:
         await git.unbundle(_IN)
     finally:
         with suppress(FileMissing):
             await asyncio.to_thread(context.guard.unlink, _IN)
+    return True
 
 
 async def begin(context: ToolContext, name: str, head: str) -> ProjectGit:
@@ -76,7 +79,10 @@ async def merge(context: ToolContext, branch: str, name: str, ref: str, head: st
     """Make the tree what `head` of the project's branch and the commit `ref`, stored as `name`, give together, uncommitted;
     the files that contradict each other, and then the tree is what `head` holds."""
     git = await begin(context, branch, head)
-    await take(context, git, name)
+    if not await take(context, git, name):
+        raise RepositoryFault(
+            f"{name}, which holds {ref}, is stored no more; the feature has to be built again"
+        )
     merged = await git.merged(ref)
     if not merged.conflicts:
         await git.put_tree(merged.tree)
@@ -102,12 +108,12 @@ def _placed(context: ToolContext, copy: Path) -> None:
     context.guard.replace(_IN, copy.read_bytes())
 
 
-async def _fetched(context: ToolContext, name: str, copy: Path) -> None:
-    problem = "it is not there"
+async def _fetched(context: ToolContext, name: str, copy: Path) -> bool:
+    """Whether there is such an object; then `copy` holds it."""
+    problem = ""
     for _ in range(_READS_MAX):
         try:
-            if await _objects(context).get_file(name, copy):
-                return
+            return await _objects(context).get_file(name, copy)
         except PerdureError as error:
             problem = error.message
         await asyncio.sleep(_READ_AGAIN_S)

@@ -248,17 +248,22 @@ async def _restore(context: ToolContext, arguments: Arguments) -> Outcome:
     wanted = decoded(arguments, RestoreArguments)
     git = ProjectGit(context)
     await git.ensure()
+    travelled = wanted.object is not None
     if wanted.object is not None:
+        # One that is stored no more is asked for in vain ever after; a store that is away is not.
         await branches.take(context, git, wanted.object)
-    conflicts = await git.bring_back(wanted.ref, marked=wanted.object is not None)
+    conflicts = await git.bring_back(wanted.ref, marked=travelled)
     if conflicts is None:
-        told = f"{wanted.ref} does not fit any more; it stays there"
+        why = "is there no more" if travelled else "does not fit any more; it stays there"
+        told = f"{wanted.ref} {why}"
     elif conflicts:
         named = ", ".join(conflicts[:_NAMED_MAX])
         told = f"what was left over is back; these files hold both versions between conflict markers: {named}"
     else:
         told = "what was left over is back"
-    return Outcome(ok=conflicts == [], output=told, metadata={"restored": conflicts is not None})
+    # Something that the agent is told, and not what another try would mend.
+    metadata: dict[str, object] = {"restored": conflicts is not None, "problem": conflicts != []}
+    return Outcome(ok=travelled or conflicts == [], output=told, metadata=metadata)
 
 
 async def _begin(context: ToolContext, arguments: Arguments) -> Outcome:

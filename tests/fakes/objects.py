@@ -9,18 +9,22 @@ from datetime import datetime
 from pathlib import Path
 
 from libs.bus.ports import Blobs
+from libs.contracts.errors import BusUnavailable
 
 
 class Objects(Blobs):
-    """An object store in memory, whose objects a test may take away or change."""
+    """An object store in memory, whose objects a test may take away or change; it may be away itself."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.away = False
 
     async def put(self, name: str, data: bytes) -> None:
         self.objects[name] = data
 
     async def get(self, name: str) -> bytes | None:
+        if self.away:
+            raise BusUnavailable("the store is away")
         return self.objects.get(name)
 
     async def put_file(self, name: str, path: Path) -> None:

@@ -138,7 +138,7 @@ class ProjectWorld:
             case Stage.AGENT:
                 more.setdefault("verification", _verification([_result(failed=False)]))
             case _:
-                if work.stage is Stage.MERGE and work.base != self.state.head:
+                if work.stage is Stage.MERGE:
                     more.setdefault("verification", _verification([_result(failed=False)]))
                 self.commits += 1
                 commit = f"{self.commits:040x}"

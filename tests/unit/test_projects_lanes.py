@@ -19,7 +19,13 @@ from libs.contracts.run import StepResult
 from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import VERIFY
-from libs.contracts.workspaces import WORKSPACE_BEGIN, WORKSPACE_COMMIT, WORKSPACE_MERGE, WORKSPACE_RESTORE
+from libs.contracts.workspaces import (
+    WORKSPACE_BEGIN,
+    WORKSPACE_COMMAND,
+    WORKSPACE_COMMIT,
+    WORKSPACE_MERGE,
+    WORKSPACE_RESTORE,
+)
 from services.gateway import projectcommands as commands
 from services.scheduler.projects.sessions import run_of
 from tests.fakes.project_world import ProjectWorld, begun, feature, spec
@@ -95,7 +101,13 @@ def test_of_two_that_are_ready_the_one_that_began_first_is_merged_first() -> Non
     assert world.state.phase is Phase.COMMIT
     told = {active.feature_id: active.activity for active in project_view(world.state, {}, world.now).active}
     assert told["b"] == "waits for its turn to be merged"
-    assert steps(world, 0) == [WORKSPACE_MERGE, WORKSPACE_COMMIT]
+    assert steps(world, 0) == [WORKSPACE_MERGE, VERIFY, WORKSPACE_COMMIT], (
+        "what git ignores stayed in the lane"
+    )
+    assert task(world, 0).acceptance == [
+        *world.state.spec.verify,
+        *world.state.features["a"].spec.acceptance,
+    ]
     world.pass_run(0)
     world.settle()
     assert stages(world) == {0: Stage.BEGIN, 1: Stage.MERGE}, "the lane goes on with the next one meanwhile"
@@ -172,8 +184,13 @@ def test_what_does_not_go_together_goes_back_with_the_evidence_and_its_work(red:
     world.settle()
     assert world.state.works[1].base == head
     bring(world, 1, Stage.HEALTH)
-    assert WORKSPACE_RESTORE in steps(world, 1)
-    bring(world, 1, Stage.AGENT)
+    (restored,) = [step for step in task(world, 1).errands if step.name == WORKSPACE_RESTORE]
+    assert restored.must_pass, "what this session leaves replaces it in the store"
+    told = "these files hold both versions between conflict markers: basket.py"
+    step = StepResult(name=WORKSPACE_RESTORE, ok=True, output=told, metadata={"problem": True})
+    world.pass_run(1, steps=(step,))
+    world.settle()
+    assert told in task(world, 1).goal
     assert "go together" in task(world, 1).goal
     bring(world, 1, Stage.MERGE)
     world.pass_run(1)
@@ -181,6 +198,34 @@ def test_what_does_not_go_together_goes_back_with_the_evidence_and_its_work(red:
     assert committed(world) == ["a", "b"]
     assert world.state.works[0].kind is SessionKind.FINAL
     assert steps(world, 0)[0] == WORKSPACE_BEGIN, "what a red merge left at home is not what is proved"
+
+
+def test_what_holds_only_in_its_lane_is_not_committed() -> None:
+    world = begun("a", concurrency=2, init=["make", "tools"])
+    bring(world, 0, Stage.MERGE)
+    assert steps(world, 0) == [WORKSPACE_MERGE, WORKSPACE_COMMAND, VERIFY, WORKSPACE_COMMIT]
+    world.fail_run(message="a check failed", lane=0)
+    world.settle()
+    assert not committed(world)
+    known = world.state.features["a"]
+    assert (known.state, known.failures) == (F.PENDING, 0)
+    assert "files of its lane that git ignores" in known.last_error
+    assert known.side_ref is not None
+
+
+def test_the_last_attempt_begins_without_the_work_before_rather_than_not_at_all() -> None:
+    world = begun("a", concurrency=2, max_attempts_per_feature=3)
+    bring(world, 0, Stage.MERGE)
+    world.fail_run(message="a check failed", lane=0)
+    must_pass: list[bool] = []
+    for _ in range(3):
+        world.settle()
+        world.until_due()
+        world.settle()
+        bring(world, 0, Stage.HEALTH)
+        must_pass += [step.must_pass for step in task(world, 0).errands if step.name == WORKSPACE_RESTORE]
+        world.fail_run("WORKSPACE_ERROR", "the store is away", lane=0)
+    assert must_pass == [True, True, False]
 
 
 def test_what_was_mended_since_a_session_began_is_no_regression_of_it() -> None:

@@ -29,8 +29,8 @@ FILES = {"progress.md": "# shop\n", "features.json": "{}\n"}
 class Shop:
     """A project's workspace and two lanes, each a folder of its own; they share nothing but the store."""
 
-    def __init__(self, home: ToolContext, lanes: list[ToolContext]) -> None:
-        self.home, self.lanes = home, lanes
+    def __init__(self, home: ToolContext, lanes: list[ToolContext], store: Objects) -> None:
+        self.home, self.lanes, self.store = home, lanes, store
         self.head = ""
 
     async def baseline(self) -> None:
@@ -79,7 +79,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
             made.append(context(tmp_path / name, objects=store))
             await made[-1].repository.ensure()
             await stack.enter_async_context(aclosing(made[-1].processes))
-        shop = Shop(made[0], made[1:])
+        shop = Shop(made[0], made[1:], store)
         await shop.baseline()
         yield shop
 
@@ -147,6 +147,7 @@ async def test_a_contradiction_names_the_files_and_leaves_the_branch_alone(shop:
     for _ in range(2):
         restored = await perform(WORKSPACE_RESTORE, shop.lanes[0], dict(arguments))
         assert restored.metadata["restored"] is True
+        assert restored.ok, "a contradiction is work for its agent"
         assert "shop.py" in restored.output
     text = (shop.lanes[0].guard.root / "shop.py").read_text()
     assert "goods = [1]" in text
@@ -171,8 +172,20 @@ async def test_what_a_lane_left_over_comes_back_in_another_one(shop: Shop) -> No
     }
     assert (await perform(WORKSPACE_SET_ASIDE, shop.lanes[0], aside)).metadata["side_ref"] == ref
     assert (await shop.begin(1)).ok
-    assert (await perform(WORKSPACE_RESTORE, shop.lanes[1], {"ref": ref, "object": name})).ok
+    restore: dict[str, object] = {"ref": ref, "object": name}
+    shop.store.away = True
+    assert not (await perform(WORKSPACE_RESTORE, shop.lanes[1], restore)).ok, "it is asked for again"
+    shop.store.away = False
+    assert (await perform(WORKSPACE_RESTORE, shop.lanes[1], restore)).ok
     assert (shop.lanes[1].guard.root / "half.py").read_text() == "begun\n"
+
+
+async def test_what_was_left_over_and_is_gone_for_ever_holds_up_no_session(shop: Shop) -> None:
+    assert (await shop.begin(0)).ok
+    gone: dict[str, object] = {"ref": "refs/perdure/session/7", "object": "project_0_1/feature/cart"}
+    restored = await perform(WORKSPACE_RESTORE, shop.lanes[0], gone)
+    assert (restored.ok, restored.metadata["restored"]) == (True, False)
+    assert "is there no more" in restored.output
 
 
 async def test_a_lane_begins_from_its_base_whatever_stands_in_it(shop: Shop) -> None:

@@ -212,13 +212,13 @@ def _closed(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> lis
 
 
 def _merged(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> list[ProjectEvent]:
-    """After the errand that brings what was verified in a lane to the project's branch. Where that has gone on meanwhile,
-    only a proof of both together counts; without one nothing speaks against the work, and the next session goes on with it
-    on top of what is there by now."""
+    """After the errand that brings what was verified in a lane to the project's branch. Only a proof there counts; without one
+    nothing speaks against the work, and the next session goes on with it on top of what is there by now, and is told whether
+    that has changed or the work needs what no commit takes along."""
     assert work.feature_id is not None
     feature = state.features[work.feature_id]
     step = run.step(WORKSPACE_COMMIT)
-    if step is not None and step.ok and (work.base == state.head or run.passed):
+    if step is not None and step.ok and run.passed:
         return _committed(state, work, feature, step)
     error = error_of(run)
     if error is not None and error.error_code == "CANCELLED":
@@ -226,7 +226,12 @@ def _merged(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> lis
     else:
         why = f"{error.error_code}: {error.message}" if error is not None else "no check proved it"
         outcome = Outcome.UNFINISHED
-        reason = f"it does not go together with what was committed meanwhile: {why}"
+        ignored = (
+            "it does not hold without the files of its lane that git ignores, which come along with no commit"
+        )
+        together = "it does not go together with what was committed meanwhile"
+        is_alone = work.base == state.head and error is not None and error.error_code == "VERIFICATION_FAILED"
+        reason = f"{ignored if is_alone else together}: {why}"
     return closed(
         state,
         work,

@@ -134,7 +134,9 @@ def _output(results: Sequence[CheckResult]) -> str:
 
 
 def _steps_output(run: RunSeen) -> str:
-    failed = [step for step in run.steps if not step.ok]
-    return "\n\n".join(f"{step.name} failed:\n{step.output[-_TAIL_CHARS:]}" for step in failed)[
-        :ERROR_CHARS_MAX
+    told = [
+        f"{step.name} {'tells' if step.ok else 'failed'}:\n{step.output[-_TAIL_CHARS:]}"
+        for step in run.steps
+        if not step.ok or step.metadata.get("problem")
     ]
+    return "\n\n".join(told)[:ERROR_CHARS_MAX]

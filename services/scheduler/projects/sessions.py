@@ -160,27 +160,21 @@ def health_steps(state: ProjectState, work: Work) -> list[Errand]:
         # A merge that was red, or cut off, left its tree there.
         steps.append(_begin(state, state.head))
     steps += _hook(state, "before_run", hooks.before_run, must_pass=True)
-    if state.spec.init:
-        # Red, it is told to the agent, which may have to mend it.
-        steps.append(
-            Errand(
-                name=WORKSPACE_COMMAND,
-                arguments={"argv": state.spec.init},
-                timeout_s=INIT_TIMEOUT_S,
-                must_pass=False,
-                label="init",
-            )
-        )
+    # Red, it is told to the agent, which may have to mend it.
+    steps += _init(state)
     if checks_of(state, work):
         steps.append(Errand(name=VERIFY, must_pass=False, label="prove what is committed"))
     feature = state.features.get(work.feature_id or "")
     if feature is not None and feature.side_ref is not None and state.spec.leftovers == "keep":
+        travels = _object_of(state, work)
         steps.append(
             Errand(
                 name=WORKSPACE_RESTORE,
-                arguments={"ref": feature.side_ref, "object": _object_of(state, work)},
+                arguments={"ref": feature.side_ref, "object": travels},
                 timeout_s=_GIT_S,
-                must_pass=False,
+                # What travels is replaced by what this session leaves, so it begins with it; the last attempt without,
+                # rather than not at all.
+                must_pass=travels is not None and feature.failures + 1 < state.attempts_max,
                 label="bring back what was left over",
             )
         )
@@ -213,7 +207,7 @@ def close_steps(state: ProjectState, work: Work) -> list[Errand]:
 
 def merge_steps(state: ProjectState, work: Work) -> list[Errand]:
     """What was verified in a lane comes on top of the project's branch: proved again together with what was committed since
-    the session began, then committed."""
+    the session began, then committed. Also where nothing was: what git ignores stayed in the lane."""
     feature = state.features[work.feature_id or ""]
     merge = Errand(
         name=WORKSPACE_MERGE,
@@ -228,8 +222,7 @@ def merge_steps(state: ProjectState, work: Work) -> list[Errand]:
         error_code="MERGE_CONFLICT",
     )
     proof = Errand(name=VERIFY, label="prove it together", error_code="VERIFICATION_FAILED")
-    moved = work.base != state.head
-    return [merge, *([proof] if moved else []), _feature_commit(state, work, feature)]
+    return [merge, *_init(state), proof, _feature_commit(state, work, feature)]
 
 
 def _object_of(state: ProjectState, work: Work) -> str | None:
@@ -285,6 +278,20 @@ def _commit(state: ProjectState, work: Work, title: str, trailers: dict[str, str
         timeout_s=_GIT_S,
         label="commit",
     )
+
+
+def _init(state: ProjectState) -> list[Errand]:
+    if not state.spec.init:
+        return []
+    return [
+        Errand(
+            name=WORKSPACE_COMMAND,
+            arguments={"argv": state.spec.init},
+            timeout_s=INIT_TIMEOUT_S,
+            must_pass=False,
+            label="init",
+        )
+    ]
 
 
 def _hook(state: ProjectState, name: str, argv: list[str] | None, *, must_pass: bool) -> list[Errand]:
