@@ -9,7 +9,17 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from libs.bus.jetstream import EXPECTED_LAST, MESSAGE_ID, MULTI_SUBJECTS_MAX, JetStream, Page, Refused, Stored
+from libs.bus.jetstream import (
+    EXPECTED_LAST,
+    MESSAGE_ID,
+    MULTI_SUBJECTS_MAX,
+    PAGE_BYTES,
+    PAGE_MESSAGES,
+    JetStream,
+    Page,
+    Refused,
+    Stored,
+)
 from libs.bus.ports import Blobs, Delivery, LogKey
 from libs.contracts.envelope import Record, parse_header
 from libs.contracts.errors import UnreadableRecord
@@ -114,11 +124,20 @@ class History:
         return found
 
     async def bodies(self, shard: int, after: int) -> list[tuple[int, bytes]]:
-        """A page of a shard's bodies behind `after`, with their sequences."""
-        page = await self._page(
-            self._subjects.log_stream(shard), self._subjects.log_of_shard(shard), after + 1
-        )
-        return [(stored.sequence, stored.body) for stored in page.messages]
+        """A page of a shard's bodies behind `after`, with their sequences; empty only if the leader has none.
+
+        The leader hands out each of them, a round trip a record: a page of a replica does not say what it lacks.
+        """
+        stream, log_filter = self._subjects.log_stream(shard), self._subjects.log_of_shard(shard)
+        found: list[tuple[int, bytes]] = []
+        size = 0
+        while len(found) < PAGE_MESSAGES and size < PAGE_BYTES:
+            stored = await self._js.next(stream, log_filter, after + 1)
+            if stored is None:
+                break
+            found.append((stored.sequence, stored.body))
+            after, size = stored.sequence, size + len(stored.body)
+        return found
 
     async def record(self, stored: Stored) -> Record:
         """A stored message as a record, its moved strings fetched. Raises `UnreadableRecord`."""

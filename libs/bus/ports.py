@@ -102,7 +102,8 @@ class Log(Protocol):
         ...
 
     async def bodies(self, shard: int, after: int) -> list[tuple[int, bytes]]:
-        """The same as sequences and bodies, also of records that this version cannot read: for finding what they name."""
+        """A page of the bodies of all records of a shard behind `after`, in order, with their sequences, also of those
+        that this version cannot read: for finding what nobody names. From the leader, so none is missed."""
         ...
 
     async def purge(self, key: LogKey, up_to: int) -> None:

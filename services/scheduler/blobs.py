@@ -1,7 +1,7 @@
 """Blobs that nobody names any more: the large strings of deleted runs, what was stored for records that lost the fence, and
 checkpoints of logs that are gone.
 
-Invariant: an object goes only when no record of any log named it in a whole pass, and when it was not stored again for
+Invariant: an object goes only when no record of any log, as the leader has them, named it in a whole pass, and when it was not stored again for
 `kept_s`: whoever writes a record that names one stores it first, which renews an old one. A pass that is cut short removes
 nothing. Removing again is quiet.
 """

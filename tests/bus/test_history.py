@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from libs.bus.history import History
+from libs.bus.jetstream import PAGE_MESSAGES, JetStream, Page
+from libs.bus.link import Credentials, Link
 from libs.bus.ports import Bus, LogKey
+from libs.chassis.clock import SystemClock
 from libs.contracts.envelope import Record
 from libs.contracts.subjects import ANY_TENANT
+from tests.bus.conftest import PREFIX
 from tests.bus.writing import draft, expect_unbroken, fresh_key, write
+from tests.fakes.cluster import Deployment
 
 
 async def test_what_was_just_appended_is_always_read(bus: Bus) -> None:
@@ -73,3 +79,28 @@ async def test_tails_with_large_bodies_come_in_several_pages(bus: Bus) -> None:
     for key in keys:
         await bus.log.append(draft(key, 0, "b" * 400_000))
     assert set(await bus.log.tails(keys)) >= set(keys[:10])
+
+
+class Gappy(JetStream):
+    """Its replicas have lost every other record."""
+
+    async def page(
+        self, stream: str, subject_filter: str, sequence: int, messages_max: int = PAGE_MESSAGES
+    ) -> Page:
+        page = await super().page(stream, subject_filter, sequence, messages_max)
+        return page._replace(messages=page.messages[1::2])
+
+
+async def test_no_body_is_missed_where_a_replica_has_gaps(deployment: Deployment, bus: Bus) -> None:
+    extent = await bus.log.extent(0)
+    written = await write(bus, fresh_key(), 5)
+    expected = [(record.header.stream_sequence, record.body) for record in written]
+    settings = deployment.settings(PREFIX)
+    link = Link(Credentials(settings.url, settings.user, settings.password, None, "gappy"), SystemClock())
+    await link.open()
+    try:
+        history = History(Gappy(link, SystemClock()), bus.subjects, bus.store("blobs"))
+        assert await history.bodies(0, extent.last) == expected
+        assert await history.bodies(0, expected[-1][0]) == []
+    finally:
+        await link.close()
