@@ -46,6 +46,7 @@ class _State(msgspec.Struct):
 
 class _StreamInfo(msgspec.Struct):
     state: _State
+    created: str = ""
 
 
 class ServerBucket:
@@ -94,15 +95,16 @@ class ServerBucket:
         subject = f"{self._prefix}{prefix}>"
         patience = Patience(self._js.clock)
         while True:
-            state = await self._state()
+            info = await self._info()
+            up_to = info.state.last_seq
             page = await self._lasts([subject])
             # A replica that knows less than the leader did is asked again; an empty answer does not say what it knows.
             if page is None:
-                entries = await self._many_entries(subject, state.last_seq)
+                entries = await self._many_entries(subject, up_to)
                 if entries is not None:
-                    return Listing(entries, state.last_seq)
-            elif page.up_to >= state.last_seq or (not page.messages and await self._leader_has_none(subject)):
-                return Listing(self._live(page), state.last_seq)
+                    return Listing(entries, up_to, info.created)
+            elif page.up_to >= up_to or (not page.messages and await self._leader_has_none(subject)):
+                return Listing(self._live(page), up_to, info.created)
             if patience.over:
                 raise BusUnavailable(
                     f"the replicas of {self._stream} lag behind their leader", retry_after_s=1
@@ -179,7 +181,7 @@ class ServerBucket:
                 raise BusUnavailable(f"whether {key} was written is not known", retry_after_s=1)
             await patience.pause()
 
-    async def _state(self, subject: str | None = None, offset: int = 0) -> _State:
+    async def _info(self, subject: str | None = None, offset: int = 0) -> _StreamInfo:
         query = None if subject is None else {"subjects_filter": subject, "offset": offset}
         name = f"STREAM.INFO.{self._stream}"
         try:
@@ -190,7 +192,7 @@ class ServerBucket:
             # Somebody deleted the bucket.
             await self._js.repair()
             answer = await self._again(name, query)
-        return msgspec.json.decode(answer, type=_StreamInfo).state
+        return msgspec.json.decode(answer, type=_StreamInfo)
 
     async def _again(self, name: str, query: object) -> bytes:
         try:
@@ -213,7 +215,7 @@ class ServerBucket:
     async def _subjects(self, subject: str) -> list[str]:
         names: list[str] = []
         while True:
-            state = await self._state(subject, len(names))
+            state = (await self._info(subject, len(names))).state
             names += state.subjects
             if len(state.subjects) < _SUBJECTS_PAGE:
                 return names

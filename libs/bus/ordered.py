@@ -32,16 +32,19 @@ class _StreamInfo(msgspec.Struct):
 
 
 class Ordered:
-    """Reads a filter from stream sequence `start` on, or (`None`) first the latest message of each subject."""
+    """Reads a filter from stream sequence `start` on, or (`None`) first the latest message of each subject. `created` says
+    of which stream `start` is, as the server tells it (empty: of the one there is when it is opened)."""
 
-    def __init__(self, js: JetStream, stream: str, subject_filter: str, start: int | None) -> None:
+    def __init__(
+        self, js: JetStream, stream: str, subject_filter: str, start: int | None, *, created: str = ""
+    ) -> None:
         self._js, self._stream, self._filter = js, stream, subject_filter
         self._start = start
         # How often it had to begin again, the stream perhaps made anew.
         self.interruptions = 0
         self._read = 0
         self._expected = 1
-        self._stream_created = ""
+        self._stream_created = created
         self._consumer = ""
         self._pulls: Pulls | None = None
         self._head: Stored | None = None
@@ -142,6 +145,7 @@ class Ordered:
         if self._stream_created not in ("", info.created):
             # Of another stream of the same name: the sequences of the old one say nothing about it.
             self._read = 0
+            self.interruptions += 1
             self._start = None if self._start is None else 1
         self._stream_created = info.created
         start = self._read + 1 if self._read else self._start

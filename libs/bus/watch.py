@@ -22,10 +22,12 @@ _log = logging.getLogger("perdure.bus")
 
 
 class Listing(NamedTuple):
-    """The live entries under a prefix, and the stream sequence that the list is complete up to."""
+    """The live entries under a prefix, and the stream sequence that the list is complete up to, in the stream that was
+    `created` then."""
 
     entries: list[Entry]
     up_to: int
+    created: str
 
 
 class Watch(AsyncIterator[tuple[str, bytes | None]]):
@@ -49,15 +51,17 @@ class Watch(AsyncIterator[tuple[str, bytes | None]]):
         self._live: dict[str, int] = {}
         # Older messages say nothing that the list does not say better.
         self._up_to = 0
+        self._created = ""
         self._untold: deque[tuple[str, bytes | None]] = deque()
 
     async def open(self) -> None:
         """Read the list and ask for what comes behind it. Raises `BusUnavailable` after the patience of a call."""
         listing = await self._listing()
         self._take(listing)
-        self._ordered = Ordered(self._js, self._stream, self._filter, listing.up_to + 1)
+        self._ordered = Ordered(
+            self._js, self._stream, self._filter, listing.up_to + 1, created=listing.created
+        )
         await self._ordered.open()
-        self._interruptions = self._ordered.interruptions
 
     async def close(self) -> None:
         if self._ordered is not None:
@@ -93,13 +97,13 @@ class Watch(AsyncIterator[tuple[str, bytes | None]]):
 
     def _take(self, listing: Listing) -> None:
         now = {entry.key: entry.revision for entry in listing.entries}
+        # The revisions of a bucket that was made anew say nothing about the former one's.
+        told = self._live if listing.created == self._created else {}
         self._untold += ((key, None) for key in self._live if key not in now)
         self._untold += (
-            (entry.key, entry.value)
-            for entry in listing.entries
-            if self._live.get(entry.key) != entry.revision
+            (entry.key, entry.value) for entry in listing.entries if told.get(entry.key) != entry.revision
         )
-        self._live, self._up_to = now, listing.up_to
+        self._live, self._up_to, self._created = now, listing.up_to, listing.created
 
     def _change(self, stored: Stored) -> None:
         key = stored.subject[self._skip :]

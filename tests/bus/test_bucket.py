@@ -10,6 +10,7 @@ import pytest
 from deploy.dev.nats_server import NatsServer
 from libs.bus.connection import connect
 from libs.bus.ports import Bucket, Bus, Entry
+from libs.bus.watch import Listing, Watch
 from libs.chassis.clock import SystemClock
 from libs.contracts.errors import AppendConflict
 from tests.bus.conftest import PREFIX, Site
@@ -235,6 +236,35 @@ async def test_a_watch_outlives_its_bucket(nats_node: NatsServer) -> None:
                 assert await anext(changes) == ("a", None)
                 await bucket.put("b", b"2")
                 assert await anext(changes) == ("b", b"2")
+
+
+async def test_a_watch_whose_bucket_was_made_anew_right_behind_its_first_list_misses_nothing(
+    nats_node: NatsServer,
+) -> None:
+    settings = bus_settings(nats_node.address)
+    async with connect(settings, SystemClock()) as bus, operator(nats_node) as js:
+        await bus.ensure_topology()
+        bucket = bus.bucket("catalog")
+        revision = await bucket.put("a", b"new")
+        # The first is of a bucket that had gone far, and had a value under the same key and revision.
+        created = "2020-01-01T00:00:00Z"
+        first = Listing([Entry("a", b"old", revision), Entry("z", b"1", 900)], 1_000, created)
+        listings = iter([first, Listing([Entry("a", b"new", revision)], revision, "")])
+
+        async def listing() -> Listing:
+            return next(listings)
+
+        name = f"{settings.prefix}-catalog"
+        watch = Watch(js, f"KV_{name}", f"$KV.{name}.", "", listing)
+        await watch.open()
+        try:
+            with anyio.fail_after(20):
+                told = [await anext(watch) for _ in range(5)]
+                assert told == [("a", b"old"), ("z", b"1"), ("", None), ("z", None), ("a", b"new")]
+                await bucket.put("b", b"2")
+                assert await anext(watch) == ("b", b"2")
+        finally:
+            await watch.close()
 
 
 async def test_a_watch_that_was_cut_off_tells_what_went_without_a_trace_meanwhile(
