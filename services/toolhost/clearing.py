@@ -122,6 +122,7 @@ def _own_folders(folder: Path) -> Iterator[Path]:
 
 def _removed(place: WorkspacePlace) -> bool:
     """Whether nobody held the folder, so that it is gone with all that is kept beside it. Blocking."""
+    _opened(place.directory)
     fd = os.open(place.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,10 +135,17 @@ def _removed(place: WorkspacePlace) -> bool:
                 shutil.rmtree(beside)
             else:
                 beside.unlink(missing_ok=True)
-        # A tool may have made folders that nobody may write to.
-        for folder, _, _ in os.walk(place.directory):
-            os.chmod(folder, 0o700)
+        # A folder is opened before the walk looks into it.
+        for folder, inside, _ in os.walk(place.directory):
+            for name in inside:
+                _opened(os.path.join(folder, name))
         shutil.rmtree(place.directory)
         return True
     finally:
         os.close(fd)
+
+
+def _opened(folder: str | Path) -> None:
+    """Let it be read and emptied: a tool may have shut it. A link stays what it is, and what it leads to."""
+    if not os.path.islink(folder):
+        os.chmod(folder, 0o700)

@@ -180,7 +180,9 @@ async def test_the_folder_of_a_deleted_run_goes_once_its_workspace_is_forgotten_
 
             await eventually(asked, "it is attached", fits=lambda result: result.refused is None)
             (tmp_path / owner.workspace / "a.txt").write_text("a")
-            (tmp_path / owner.workspace / "shut").mkdir(mode=0o500)
+            (tmp_path / owner.workspace / "shut" / "inside").mkdir(parents=True)
+            (tmp_path / owner.workspace / "shut" / "inside").chmod(0o000)
+            (tmp_path / owner.workspace / "shut").chmod(0o000)
             await owner.end()
         clearing = Clearing(bus.log, SystemClock(), workspaces, tmp_path, secure=False, pace=Pace(0.0, 0.0))
         # The first is deleted and forgotten, the second is deleted while others work in its folder.
