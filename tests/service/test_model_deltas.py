@@ -47,3 +47,16 @@ async def test_what_the_calls_of_a_process_say_leaves_coalesced_and_nothing_foll
         with live.of(TENANT, FIRST, 2) as first:
             first.add(1, "c", "")
             assert (await next_delta())[1].content == "c"
+
+
+async def test_a_defect_in_sending_ends_no_turn() -> None:
+    clock = QuickClock()
+    bus = TwinServer(clock).connect("test", QuietNetwork())
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(5), sending(bus, clock) as live:
+        with live.of(TENANT, FIRST, 1) as first:
+            # Half a character, which no message can hold; the stream's reader lets none through.
+            first.add(1, "\ud83d", "")
+            while asyncio.all_tasks() - before:
+                await asyncio.sleep(0)
+            first.add(1, "more", "")

@@ -11,12 +11,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import msgspec
 
 from libs.bus.ports import Bus
+from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, PayloadTooLarge
 from libs.contracts.live import ModelDelta
 
 # A person sees no difference below this, and a fast model would else send a thousand messages a second.
 COALESCE_S = 0.03
+
+_log = get_logger("deltas")
 
 
 class Deltas:
@@ -93,7 +96,17 @@ class LiveDeltas:
 async def sending(bus: Bus, clock: Clock) -> AsyncGenerator[LiveDeltas]:
     """Deltas that are sent while the context lasts."""
     live = LiveDeltas(bus, clock)
-    async with asyncio.TaskGroup() as group:
-        sender = group.create_task(live.send())
+    # In no group with the runs: a defect in showing their text must not end them.
+    sender = asyncio.create_task(live.send())
+    sender.add_done_callback(_ended)
+    try:
         yield live
+    finally:
         sender.cancel()
+        await asyncio.wait({sender})
+
+
+def _ended(sender: asyncio.Task[None]) -> None:
+    if not sender.cancelled() and (defect := sender.exception()) is not None:
+        advice = "runs go on; text is shown as it streams again once this process was restarted"
+        _log.error("deltas.defect", error=repr(defect), advice=advice)
