@@ -76,7 +76,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Of projects: the `session` that the run is a stage of; `errands`, the steps of a run that asks no model; `baseline`,
     the snapshot of the workspace that the run's changes are compared with (`None`: as the run found it).
-    `schedule`: whose time the run was made for. `wish`: by which name the run's source knows it.
+    `schedule`: whose time the run was made for. `wish`: by which name the run's source knows it, and
+    `wish_label`, the label that it had there (`None`: it needs none, or nobody wrote it down).
     """
 
     goal: str
@@ -94,6 +95,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     baseline: str | None = None
     schedule: str | None = None
     wish: str | None = None
+    wish_label: str | None = None
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from services.scheduler.sources.configuration import parse_sources
 from services.scheduler.sources.intake import Intake, sources_of
 from services.scheduler.sources.wish import Source, SourceAway
 from tests.fakes.search_servers import served
-from tests.fakes.trackers import SECRET, FakeGitHub, FakeLinear, Fields, Tracker, rate_limited
+from tests.fakes.trackers import LABEL, SECRET, FakeGitHub, FakeLinear, Fields, Tracker, rate_limited
 from tests.fakes.waiting import until
 from tests.service.gateway_served import registered
 from tests.service.scheduler_peers import CLOCK, Deployment, Executor, executor, runs_of, scheduler
@@ -30,9 +30,9 @@ from tests.service.scheduler_peers import CLOCK, Deployment, Executor, executor,
 both = pytest.mark.parametrize("made", [FakeGitHub, FakeLinear])
 
 
-def source_of(tracker: Tracker, url: str, folder: Path) -> Source:
+def source_of(tracker: Tracker, url: str, folder: Path, label: str = LABEL) -> Source:
     """The source of a tracker, as its operator configures it."""
-    spec, key = {**tracker.spec(url), "workspace": "shop"}, SECRET
+    spec, key = {**tracker.spec(url), "workspace": "shop", "label": label}, SECRET
     if spec["kind"] == "github":
         file, key = folder / "token", ""
         file.write_text(f"{SECRET}\n")
@@ -48,6 +48,7 @@ class Place:
         self.deployment, self.tracker, self.intake, self.source = deployment, tracker, intake, source
         self.peer: Executor
         self.going: Callable[[], list[str]]
+        self.labelled: Callable[[str], Source]
 
     async def look(self) -> None:
         await self.intake.look(self.source)
@@ -80,6 +81,7 @@ async def place_with(
         intake = Intake([source], runs, bus.log, creation, endings, CLOCK, rows.wished_by)
         place = Place(deployment, tracker, intake, source)
         place.peer, place.going = peer, lambda: rows.wished_by("issues")
+        place.labelled = lambda label: source_of(tracker, url, folder, label)
         yield place
 
 
@@ -101,6 +103,9 @@ async def test_a_labelled_issue_is_one_run_that_ends_with_it_or_with_its_label(
         assert runs[1].task.goal == "Mend the basket\n\nIt loses goods."
         assert (runs[1].workspace, runs[1].task.metadata["url"][:8]) == ("shop", "https://")
         assert len({ticket.run_id for ticket in place.peer.tickets}) == 4
+        await place.intake.look(place.labelled("purdure"))
+        for run in runs.values():
+            assert await place.ended_by(run) is None, "another label in the configuration takes none off"
         tracker.end(1)
         tracker.unlabel(2)
         tracker.put(3, text="It says more now.")
@@ -171,6 +176,13 @@ async def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
         assert await source.look((), afresh=False) == wanted
         assert (github.asked, github.unchanged) == (4, 2)
 
+        moved = {f"acme/shop#{number}" for number in range(1_000, 1_130)}
+        looks = [await source.look(moved, afresh=False) for _ in range(2)]
+        assert [sum(wish.key in moved for wish in look) for look in looks] == [100, 100]
+        assert moved <= {wish.key for look in looks for wish in look}, (
+            "none is hidden by those that come first"
+        )
+
         source = source_of(linear, linear_url, tmp_path)
         wanted = await source.look((), afresh=False)
         assert (linear.asked, linear.sent, len({wish.key for wish in wanted})) == (2, 130, 130)
@@ -209,6 +221,15 @@ async def test_linear_tells_every_way_in_which_an_issue_is_over(tmp_path: Path) 
     assert found[keys[0]].task is not None
     assert not found[unknown].over, "what is not there says nothing"
     assert "acme/shop#1" not in found
+
+
+@pytest.mark.parametrize("host", ["me:pass@host", "host/?key=pass", "host/#pass", "", "host:pass"])
+@pytest.mark.parametrize("said", [{"kind": "linear"}, {"kind": "github", "repository": "acme/shop"}])
+def test_an_address_that_no_log_should_have_is_refused_and_not_repeated(said: Fields, host: str) -> None:
+    with pytest.raises(ValueError, match=r"issues\.\w+\.url: ") as refused:
+        parse_sources(json.dumps({"issues": {**said, "url": f"https://{host}"}}))
+    assert "me:" not in str(refused.value)
+    assert "key=" not in str(refused.value)
 
 
 def test_a_key_of_linear_comes_from_the_environment_and_a_missing_one_is_named() -> None:

@@ -9,6 +9,7 @@ in the environment.
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -26,7 +27,20 @@ def _token(text: str) -> str:
     return text
 
 
+def _address(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must be an address such as https://host/path")
+    if parts.port == 0:
+        raise ValueError("names a port that is none")
+    if "@" in parts.netloc or "?" in text or "#" in text:
+        # Whatever goes wrong with a source is logged with its address.
+        raise ValueError("must have no user, password, query or fragment; put the secret into token_file")
+    return text
+
+
 Token = Annotated[str, AfterValidator(_token)]
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class DirectorySource(BaseModel):
@@ -50,7 +64,7 @@ class GitHubSource(BaseModel):
     repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", max_length=200)]
     label: Annotated[str, Field(min_length=1, max_length=100)] = "perdure"
     token_file: Annotated[str, Field(min_length=1)] | None = None
-    url: Annotated[str, Field(pattern=r"^https?://")] = "https://api.github.com"
+    url: Address = "https://api.github.com"
     workspace: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     tenant: Token = "local"
     every_s: Every = 30.0
@@ -66,7 +80,7 @@ class LinearSource(BaseModel):
     team: Annotated[str, Field(min_length=1, max_length=32)] | None = None
     label: Annotated[str, Field(min_length=1, max_length=100)] = "perdure"
     token_file: Annotated[str, Field(min_length=1)] | None = None
-    url: Annotated[str, Field(pattern=r"^https?://")] = "https://api.linear.app/graphql"
+    url: Address = "https://api.linear.app/graphql"
     workspace: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     tenant: Token = "local"
     # Its limits count how much is asked for, and unlike GitHub's also what has not changed.

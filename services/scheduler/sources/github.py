@@ -19,8 +19,10 @@ from services.scheduler.sources.tracker import (
     PAGES_MAX,
     PER_PAGE,
     Said,
+    Turns,
     read,
     secret_in,
+    unlabelled,
     wished,
 )
 from services.scheduler.sources.wish import Outcome, SourceAway, Wish
@@ -65,6 +67,7 @@ class GitHub:
         self._spec, self._clock = spec, clock
         self._issues = f"{spec.url.rstrip('/')}/repos/{spec.repository}/issues"
         self._known: dict[int, _Page] = {}
+        self._turns = Turns(ASKED_MAX)
 
     async def look(self, going: Collection[str], *, afresh: bool) -> list[Wish]:
         del afresh
@@ -76,7 +79,7 @@ class GitHub:
                 break
         listed = {wish.key for wish in found}
         prefix = f"{self._spec.repository}#"
-        for key in [key for key in going if key not in listed and key.startswith(prefix)][:ASKED_MAX]:
+        for key in self._turns.take([key for key in going if key not in listed and key.startswith(prefix)]):
             found.append(await self._one(key, key.removeprefix(prefix)))
         return found
 
@@ -117,7 +120,7 @@ class GitHub:
         if issue.state != "open":
             return Wish(key, None, "the issue was closed", over=True)
         if not issue.has(self._spec.label):
-            return Wish(key, None, f"the label {self._spec.label} was taken off", over=True)
+            return unlabelled(key, self._spec.label)
         return self._wish(issue)
 
     def _headers(self, tag: str | None) -> dict[str, str]:
@@ -144,4 +147,4 @@ class GitHub:
 
     def _wish(self, issue: _Issue) -> Wish:
         said = Said(str(issue.number), issue.html_url, issue.title, issue.body)
-        return wished(f"{self._spec.repository}#{issue.number}", said, self._spec.workspace)
+        return wished(f"{self._spec.repository}#{issue.number}", said, self._spec.workspace, self._spec.label)

@@ -117,12 +117,23 @@ class Intake:
             else:
                 await self._tell(source, wish, _outcome(found.state))
         elif wish.over:
-            await self._endings.cancel(run, f"{SOURCE_PREFIX}{source.name}")
-            _log.info(
-                "source.cancelled", source=source.name, wish=wish.key, run_id=run.log_id, reason=wish.problem
-            )
+            await self._end(source, wish, run)
         elif wish.task is None:
             _log.warning("source.unclear", source=source.name, wish=wish.key, message=wish.problem)
+
+    async def _end(self, source: Source, wish: Wish, run: LogKey) -> None:
+        """Have the run of a wish end that is over, unless only a label is missing by which it was not wished."""
+        if wish.label is not None:
+            found = await self._runs.find(*run)
+            had = found.state.task.wish_label if found is not None else None
+            if had != wish.label:
+                message = f"it has not the label {wish.label}, and its run was made for the label {had}; the run goes on"
+                _log.warning("source.unclear", source=source.name, wish=wish.key, message=message)
+                return
+        await self._endings.cancel(run, f"{SOURCE_PREFIX}{source.name}")
+        _log.info(
+            "source.cancelled", source=source.name, wish=wish.key, run_id=run.log_id, reason=wish.problem
+        )
 
     async def _begin(self, source: Source, wish: Wish, run: LogKey) -> None:
         if wish.over:
@@ -131,7 +142,7 @@ class Intake:
             await self._refuse(source, wish, wish.problem)
             return
         try:
-            await self._creation.create(_request(source, wish.key, wish.task, run.log_id))
+            await self._creation.create(_request(source, wish, wish.task, run.log_id))
         except RequestError as error:
             await self._refuse(source, wish, f"{error.code}: {error.message}")
         else:
@@ -165,11 +176,11 @@ def _source_of(name: str, spec: SourceSpec, clock: Clock, linear_key: str) -> So
             return Linear(name, spec, linear_key, clock)
 
 
-def _request(source: Source, key: str, task: TaskCreate, run_id: str) -> CreateRequest:
+def _request(source: Source, wish: Wish, task: TaskCreate, run_id: str) -> CreateRequest:
     by = f"{SOURCE_PREFIX}{source.name}"
     return CreateRequest(
         tenant=source.tenant,
-        task=msgspec.structs.replace(task.spec(), wish=key),
+        task=msgspec.structs.replace(task.spec(), wish=wish.key, wish_label=wish.label),
         body_hash=body_hash(task),
         auto_start=True,
         by=by,

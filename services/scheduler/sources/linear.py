@@ -19,7 +19,16 @@ import msgspec
 from libs.contracts.clock import Clock, parse_rfc3339, rfc3339
 from services.scheduler.sources.configuration import LinearSource
 from services.scheduler.sources.fetch import Fetched, post, refused
-from services.scheduler.sources.tracker import PAGES_MAX, PER_PAGE, Said, read, secret_in, wished
+from services.scheduler.sources.tracker import (
+    PAGES_MAX,
+    PER_PAGE,
+    Said,
+    Turns,
+    read,
+    secret_in,
+    unlabelled,
+    wished,
+)
 from services.scheduler.sources.wish import Outcome, SourceAway, Wish
 
 # The kinds of states in which an issue is wanted. One in triage was not taken in by its team yet.
@@ -122,6 +131,7 @@ class Linear:
         self.name, self.tenant, self.every_s = name, spec.tenant, spec.every_s
         self._spec, self._key, self._clock = spec, key, clock
         self._seen = _Seen(float("-inf"), None)
+        self._turns = Turns(PER_PAGE * PAGES_MAX)
 
     async def look(self, going: Collection[str], *, afresh: bool) -> list[Wish]:
         now_s, (whole_at_s, newest) = self._clock.monotonic(), self._seen
@@ -134,7 +144,7 @@ class Linear:
                 found.append(self._wish(issue))
                 newest = _later(newest, issue.updated_at)
         listed = {wish.key for wish in found}
-        asked = [key for key in going if key not in listed and _ID.fullmatch(key)][: PER_PAGE * PAGES_MAX]
+        asked = self._turns.take([key for key in going if key not in listed and _ID.fullmatch(key)])
         for start in range(0, len(asked), PER_PAGE):
             found += await self._standing(asked[start : start + PER_PAGE])
         # Only now: a look that was cut short is made again as it was.
@@ -172,16 +182,11 @@ class Linear:
             issue = known.get(key)
             if issue is None:
                 found.append(Wish(key, None, "its issue cannot be seen or read any more"))
-            elif reason := self._why_over(issue, labelled):
+            elif reason := _why_over(issue):
                 found.append(Wish(key, None, reason, over=True))
+            elif key not in labelled:
+                found.append(unlabelled(key, self._spec.label))
         return found
-
-    def _why_over(self, issue: _Standing, labelled: Collection[str]) -> str:
-        if issue.state.type in OVER:
-            return f"the issue is {issue.state.type}"
-        if issue.archived_at is not None or issue.trashed:
-            return _THROWN_AWAY
-        return "" if issue.id in labelled else f"the label {self._spec.label} was taken off"
 
     def _labelled(self) -> dict[str, object]:
         return {"labels": {"some": {"name": {"eq": self._spec.label}}}}
@@ -190,7 +195,7 @@ class Linear:
         if issue.trashed:
             return Wish(issue.id, None, _THROWN_AWAY, over=True)
         said = Said(issue.identifier, issue.url, issue.title, issue.description)
-        return wished(issue.id, said, self._spec.workspace)
+        return wished(issue.id, said, self._spec.workspace, self._spec.label)
 
     async def _ask(self, query: str, variables: Mapping[str, object], into: type[_T]) -> _T:
         """The data of an answer without errors. Raises `SourceAway`."""
@@ -213,6 +218,13 @@ class Linear:
         return refused(
             self._spec.url, fetched, self._clock.now(), code[1].decode() if code else "with errors"
         )
+
+
+def _why_over(issue: _Standing) -> str:
+    """Empty for one that is not, as far as it says itself."""
+    if issue.state.type in OVER:
+        return f"the issue is {issue.state.type}"
+    return _THROWN_AWAY if issue.archived_at is not None or issue.trashed else ""
 
 
 def _readable(nodes: _Nodes, into: type[_T]) -> Iterator[_T]:

@@ -5,6 +5,8 @@ and nowhere else.
 """
 
 import hashlib
+from bisect import bisect_right
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -52,12 +54,33 @@ def read(raw: msgspec.Raw, into: type[_T]) -> _T | Wish:
         return Wish(f"unreadable:{mark}", None, f"an issue cannot be read: {error}")
 
 
-def wished(key: str, said: Said, workspace: str | None) -> Wish:
+def wished(key: str, said: Said, workspace: str | None, label: str) -> Wish:
     """The wish of an issue."""
     try:
-        return Wish(key, _task(said, workspace))
+        return Wish(key, _task(said, workspace), label=label)
     except ValidationFailed as error:
         return Wish(key, None, error.message)
+
+
+def unlabelled(key: str, label: str) -> Wish:
+    """The wish of an issue that has not the label of its source."""
+    return Wish(key, None, f"the label {label} was taken off", over=True, label=label)
+
+
+class Turns:
+    """Takes so many at a time of keys that are too many for one look: those that were not asked after come next."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._last = most, ""
+
+    def take(self, keys: Collection[str]) -> list[str]:
+        """The next ones, at most `most`, in the order of their names from behind the last that was taken."""
+        known = sorted(keys)
+        start = bisect_right(known, self._last)
+        taken = [*known[start:], *known[:start]][: self._most]
+        if taken:
+            self._last = taken[-1]
+        return taken
 
 
 def _task(said: Said, workspace: str | None) -> TaskCreate:

@@ -13,12 +13,16 @@ from libs.contracts.run import RunStatus
 
 class Wish(NamedTuple):
     """Something that somebody wants done. Without a `task` it cannot be read, and `problem` says why. `over`: nobody wants
-    it any more, for the reason `problem`; a run of it that goes on is cancelled."""
+    it any more, for the reason `problem`; a run of it that goes on is cancelled.
+
+    `label`: by which label it is a wish; of one that is `over`, the label that it has no more, which ends only a run that
+    was wished by this label: another one in the configuration takes nothing off."""
 
     key: str
     task: TaskCreate | None
     problem: str = ""
     over: bool = False
+    label: str | None = None
 
 
 class Outcome(NamedTuple):
