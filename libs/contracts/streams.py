@@ -171,7 +171,7 @@ def tickets(subjects: Subjects) -> tuple[ConsumerSpec, ...]:
     )
 
 
-# Four schedulers that each hold as much as they may, and room for everybody else.
+# What may wait for places in all schedulers together (`services/scheduler/tasks.py`), and room for everybody else.
 TASKS_PENDING_MAX = 24_000
 
 

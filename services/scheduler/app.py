@@ -26,7 +26,7 @@ from services.scheduler.endings import Endings
 from services.scheduler.family import Family
 from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
-from services.scheduler.places import Held, Places
+from services.scheduler.places import Places
 from services.scheduler.projects.orchestrator import Orchestrator
 from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.projects.silences import overdue
@@ -43,7 +43,7 @@ from services.scheduler.sources.intake import Intake, sources_of
 from services.scheduler.sources.wish import Source
 from services.scheduler.sweep import Sweep
 from services.scheduler.takeover import Takeover
-from services.scheduler.tasks import HELD_MAX, HELD_TENANT_MAX, Tasks
+from services.scheduler.tasks import Tasks, held_tasks
 from services.scheduler.tickets import Tickets
 from services.scheduler.wakeups import Others, Wakeups
 from services.scheduler.webhooks.keeper import Webhooks
@@ -107,8 +107,7 @@ class Scheduler:
         )
         most = places_of(quota.runs_max, quota.queued_max)
         places = Places(bus.bucket("quotas"), bus.log, self.rows, clock, most=most)
-        held = Held(clock, tenant_max=HELD_TENANT_MAX, most=HELD_MAX)
-        self._tasks = Tasks(bus.queue, bus.subjects, creation, runs, places, held)
+        self._tasks = Tasks(bus.queue, bus.subjects, creation, runs, places, held_tasks(bus, clock))
         self._intake = Intake(sources, runs, bus.log, creation, endings, clock, self.rows.wished_by)
 
     async def run(self, stop: asyncio.Event) -> None:

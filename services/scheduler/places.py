@@ -4,7 +4,7 @@ Invariant: places are counted together with the gateways (`libs/bus/starts.py`);
 from its rows, and of those that are in none, because they have just begun or just ended, from their logs.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from libs.bus.ports import Bucket, Log, LogKey
 from libs.bus.starts import Starts
@@ -13,6 +13,14 @@ from services.scheduler.rows import Rows
 
 # Runs that were let in moments ago and are in no row; more are as good as under way.
 READS_MAX = 64
+# One that waits for a place comes again after this while few wait, and ever more rarely up to the other: in one scheduler
+# about so many a second come in vain, until all come at the longest.
+PLACE_S = 1.0
+PLACE_S_MAX = 15.0
+COME_AGAIN_PER_S = 50
+# For how long, and for how many newcomers, one goes by the last count of what waits.
+KNOWN_S = 1.0
+KNOWN_MAX = 100
 
 
 class Places:
@@ -48,37 +56,74 @@ class Places:
 class Held:
     """Messages that wait in their queue for a place of their tenant, as far as this process gave them back.
 
-    A queue hands out only so many messages that nobody has acked, to all tenants together; so what waits there is bounded,
-    for each tenant and in all, and what is above it has to be answered.
+    A queue hands out only so many messages that nobody has acked, to all tenants together; so what waits there is bounded:
+    for each tenant and in all as this process knows it, and by what all processes have unanswered (`unanswered`). What is
+    above it has to be answered. What waits already is never turned away, whoever let it wait.
     """
 
-    def __init__(self, clock: Clock, *, tenant_max: int, most: int) -> None:
-        self._clock, self._tenant_max, self._most = clock, tenant_max, most
+    def __init__(
+        self,
+        clock: Clock,
+        unanswered: Callable[[], Awaitable[int]],
+        *,
+        tenant_max: int,
+        most: int,
+        queue_max: int,
+    ) -> None:
+        self._clock, self._ask = clock, unanswered
+        self._tenant_max, self._most, self._queue_max = tenant_max, most, queue_max
         # By tenant and message: until when it is not seen again.
         self._until: dict[str, dict[int, float]] = {}
+        self._forgot_at = self._asked_at = float("-inf")
+        # What was unanswered when that was last asked, and who came to wait since.
+        self._unanswered = self._since = 0
 
-    def hold(self, tenant: str, message: int, for_s: float) -> bool:
-        """Whether this message may wait, too."""
-        now = self._clock.monotonic()
-        if self._is_full(tenant, message):
-            self._forget(now)
-            if self._is_full(tenant, message):
-                return False
+    async def hold(self, tenant: str, message: int, *, new: bool) -> float | None:
+        """After how many seconds this message may come again; `None`: it may not wait. Raises `Unavailable`."""
+        self._forget()
+        if new and not (self._has_room(tenant) and await self._queue_has_room()):
+            return None
+        wait_s = self._wait_s()
         # Twice as long: it comes back when the queue gets to it.
-        self._until.setdefault(tenant, {})[message] = now + 2 * for_s
-        return True
+        self._until.setdefault(tenant, {})[message] = self._clock.monotonic() + 2 * wait_s
+        return wait_s
 
     def release(self, tenant: str, message: int) -> None:
         """It waits no more."""
         self._until.get(tenant, {}).pop(message, None)
 
-    def _is_full(self, tenant: str, message: int) -> bool:
-        mine = self._until.get(tenant, {})
-        if message in mine:
-            return False
-        return len(mine) >= self._tenant_max or sum(map(len, self._until.values())) >= self._most
+    def has_any(self, tenant: str) -> bool:
+        """Whether others of this tenant wait."""
+        self._forget()
+        return bool(self._until.get(tenant))
 
-    def _forget(self, now: float) -> None:
+    def _wait_s(self) -> float:
+        """The same for all who wait, whenever they came: who is new gets a place no sooner. Not quite the same, so that
+        they come in no order that stays."""
+        wait_s = min(max(self._count() / COME_AGAIN_PER_S, PLACE_S), PLACE_S_MAX)
+        return wait_s * (0.75 + self._clock.entropy(1)[0] / 512)
+
+    def _has_room(self, tenant: str) -> bool:
+        return len(self._until.get(tenant, {})) < self._tenant_max and self._count() < self._most
+
+    async def _queue_has_room(self) -> bool:
+        now = self._clock.monotonic()
+        if now - self._asked_at >= KNOWN_S or self._since >= KNOWN_MAX:
+            # Before the answer: the others of this moment go by the last one.
+            self._asked_at, self._since = now, 0
+            self._unanswered = await self._ask()
+        self._since += 1
+        return self._unanswered + self._since <= self._queue_max
+
+    def _count(self) -> int:
+        return sum(map(len, self._until.values()))
+
+    def _forget(self) -> None:
+        """Those that another process has seen to since, and those that came to nothing."""
+        now = self._clock.monotonic()
+        if now - self._forgot_at < KNOWN_S:
+            return
+        self._forgot_at = now
         for tenant, held in list(self._until.items()):
             left = {message: until for message, until in held.items() if until > now}
             if left:

@@ -8,15 +8,16 @@ tenant waits where it is.
 import asyncio
 
 from libs.bus.creation import CreateRequest, Creation
-from libs.bus.ports import ACK, Delivery, Outcome, Queue, nak
+from libs.bus.ports import ACK, Bus, Delivery, Outcome, Queue, nak
 from libs.bus.runs import Runs
 from libs.chassis.logs import get_logger
+from libs.contracts.clock import Clock
 from libs.contracts.errors import QuotaExceeded, RequestError, StorageFull
 from libs.contracts.events import LogEvent, RunStartRequested
 from libs.contracts.http import body_hash, idempotency_key, parse_task
 from libs.contracts.ids import is_token
 from libs.contracts.run import RunState, RunStatus
-from libs.contracts.streams import tasks_consumer
+from libs.contracts.streams import TASKS_PENDING_MAX, tasks_consumer
 from libs.contracts.subjects import Subjects
 from services.scheduler.places import Held, Places
 
@@ -25,13 +26,12 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 TASKS_MAX = 16
 # When the bus is full somebody has to make room first; other troubles of the bus are the consumer's to repeat.
 FULL_S = 15.0
-# One that waits for a place comes again after this, and ever more rarely up to the other.
-PLACE_S = 1.0
-PLACE_S_MAX = 15.0
-# Tasks that wait for places, of one tenant and of all, in one scheduler: they come again every `PLACE_S_MAX`. Of a tenant
-# that publishes more the rest is rejected.
+# Tasks that wait for places, of one tenant and of all, in one scheduler; and of all in all schedulers, so that the queue
+# keeps room for those that need not wait: each scheduler lets in so many at most before it counts again that the rest of
+# the room does for some tens of them. Of a tenant that publishes more the rest is rejected.
 HELD_TENANT_MAX = 1_000
 HELD_MAX = 5_000
+HELD_QUEUE_MAX = TASKS_PENDING_MAX - 4_000
 # Who asked for the start, and where the run came from.
 BY = "bus"
 
@@ -64,8 +64,8 @@ class Tasks:
         tenant = self._subjects.tenant_of_task(delivery.subject)
         try:
             request = _request(tenant, delivery)
-            if not await self._may_start(tenant, request):
-                return self._hold(tenant, delivery)
+            if not await self._may_start(tenant, request, delivery):
+                return await self._hold(tenant, delivery)
             created = await self._creation.create(request)
             if created.existed and created.folded.state.status is RunStatus.PENDING:
                 # Posted before under the same key without a start: a published task always runs.
@@ -83,25 +83,45 @@ class Tasks:
         _log.info("task.accepted", tenant=tenant, run_id=created.run_id, existed=created.existed)
         return ACK
 
-    async def _may_start(self, tenant: str, request: CreateRequest) -> bool:
-        """Whether there is a place for the run, or it was started before."""
+    async def _may_start(self, tenant: str, request: CreateRequest, delivery: Delivery) -> bool:
+        """Whether there is a place for the run, or it was started before. Who has just come overtakes nobody who waits."""
         run_id = self._creation.run_id_of(request)
-        if await self._places.reserve(tenant, run_id):
+        overtakes = delivery.delivered == 1 and self._held.has_any(tenant)
+        if not overtakes and await self._places.reserve(tenant, run_id):
             return True
         found = await self._runs.find(tenant, run_id)
         return found is not None and found.state.status is not RunStatus.PENDING
 
-    def _hold(self, tenant: str, delivery: Delivery) -> Outcome:
+    async def _hold(self, tenant: str, delivery: Delivery) -> Outcome:
         """Leave a task in the queue. Raises `QuotaExceeded` when too many wait there."""
-        wait_s = min(PLACE_S * 2 ** min(delivery.delivered - 1, 8), PLACE_S_MAX)
-        if not self._held.hold(tenant, delivery.stream_sequence, wait_s):
+        new = delivery.delivered == 1
+        wait_s = await self._held.hold(tenant, delivery.stream_sequence, new=new)
+        if wait_s is None:
             raise QuotaExceeded(
                 f"tenant {tenant} has {self._places.most} runs under way and queued (TENANT_MAX_ACTIVE_RUNS, "
                 "TENANT_MAX_QUEUED_RUNS), and as many published tasks wait as may; replay this one when some have ended"
             )
-        if delivery.delivered == 1:
+        if new:
             _log.info("task.held", tenant=tenant, sequence=delivery.stream_sequence)
         return nak(wait_s)
+
+
+def held_tasks(bus: Bus, clock: Clock) -> Held:
+    """Tasks that wait for places, bounded over all schedulers of a bus."""
+    return Held(
+        clock,
+        lambda: unanswered_tasks(bus),
+        tenant_max=HELD_TENANT_MAX,
+        most=HELD_MAX,
+        queue_max=HELD_QUEUE_MAX,
+    )
+
+
+async def unanswered_tasks(bus: Bus) -> int:
+    """Tasks that any scheduler was given and that are not acked: nearly all wait for places. Raises `Unavailable`."""
+    spec = tasks_consumer(bus.subjects)
+    known = await bus.backlogs()
+    return sum(one.unanswered for one in known if (one.stream, one.consumer) == (spec.stream, spec.name))
 
 
 def _request(tenant: str, delivery: Delivery) -> CreateRequest:

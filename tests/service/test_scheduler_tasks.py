@@ -14,6 +14,7 @@ from libs.bus.ports import Bus, LogKey
 from libs.contracts.ids import derived_run_id
 from libs.contracts.run import RunState, RunStatus
 from services.scheduler.places import Held
+from services.scheduler.tasks import unanswered_tasks
 from tests.fakes.clock import QuickClock
 from tests.fakes.waiting import eventually, until
 from tests.service.scheduler_peers import DEADLINE_S, Deployment, executor, scheduler
@@ -177,6 +178,11 @@ async def test_what_is_published_beyond_the_queue_waits_on_the_bus_and_in_nobody
         await publish(publisher, place, TASK, tenant="rich", key="k1")
         rich = derived_run_id(1, "rich", "key", "k1")
         await until(lambda: rich in peer.held and len(peer.held) == 2, "one of each is claimed")
+
+        async def three_wait() -> bool:
+            return await unanswered_tasks(place.bus) == 3
+
+        await eventually(three_wait, "the others are known to wait, to any scheduler")
         for done in range(5):
             known = [run_id for run_id in ids if await place.runs.find("poor", run_id) is not None]
             assert len(known) <= done + 2, "one under way and one queued, behind those that have ended"
@@ -188,14 +194,61 @@ async def test_what_is_published_beyond_the_queue_waits_on_the_bus_and_in_nobody
         assert not letters.letters
 
 
-def test_what_waits_on_the_bus_is_bounded_for_each_tenant_and_in_all() -> None:
+class Waiting:
+    """`Held` by a clock that a test moves, and what all schedulers have unanswered."""
+
+    def __init__(self) -> None:
+        self.clock = QuickClock()
+        self.unanswered = 0
+        self.held = Held(self.clock, self.count, tenant_max=2, most=3, queue_max=10)
+
+    async def count(self) -> int:
+        return self.unanswered
+
+    async def may(self, tenant: str, *messages: int, new: bool = True) -> list[bool]:
+        return [await self.held.hold(tenant, each, new=new) is not None for each in messages]
+
+
+async def test_what_waits_on_the_bus_is_bounded_for_each_tenant_and_in_all() -> None:
+    waiting = Waiting()
+    assert await waiting.may("a", 1, 2, 3) == [True, True, False]
+    assert await waiting.may("b", 4, 5) == [True, False]
+    waiting.held.release("a", 1)
+    assert await waiting.may("b", 5) == [True]
+    waiting.clock.slept.append(2.1)
+    assert await waiting.may("a", 6, 7) == [True, True], "what went away holds nothing"
+
+
+async def test_what_waits_already_is_never_turned_away_by_another_scheduler() -> None:
+    first, second = Waiting(), Waiting()
+    assert await first.may("a", 1, 2) == await second.may("a", 3, 4) == [True, True]
+    assert await second.may("a", 1, 2, new=False) == [True, True]
+    assert await second.may("a", 5) == [False]
+
+
+async def test_however_many_schedulers_there_are_the_queue_keeps_room() -> None:
+    waiting = Waiting()
+    waiting.unanswered = 10
+    assert await waiting.may("a", 1) == [False]
+    waiting.unanswered = 5
+    waiting.clock.slept.append(2.1)
+    assert await waiting.may("a", 1) == [True]
+
+
+async def test_who_has_just_come_to_wait_comes_again_no_sooner_than_who_waits_long() -> None:
     clock = QuickClock()
-    held = Held(clock, tenant_max=2, most=3)
-    assert [held.hold("a", message, 5.0) for message in (1, 2, 3, 1)] == [True, True, False, True]
-    assert [held.hold("b", message, 5.0) for message in (4, 5)] == [True, False]
-    held.release("a", 1)
-    assert held.hold("b", 5, 5.0)
-    clock.slept.append(10.1)
-    assert [held.hold("a", message, 5.0) for message in (6, 7)] == [True, True], (
-        "what went away holds nothing"
-    )
+
+    async def none() -> int:
+        return 0
+
+    held = Held(clock, none, tenant_max=2_000, most=2_000, queue_max=2_000)
+    assert not held.has_any("a")
+    few = await held.hold("a", 0, new=True)
+    assert held.has_any("a")
+    for message in range(1, 1_000):
+        await held.hold("a", message, new=True)
+    new, old = await held.hold("a", 1_000, new=True), await held.hold("a", 0, new=False)
+    assert few is not None
+    assert new is not None
+    assert new == old
+    assert new > few
