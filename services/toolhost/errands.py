@@ -176,8 +176,6 @@ async def _commit(context: ToolContext, arguments: Arguments) -> Outcome:
         if wanted.verified is not None:
             await _require_unchanged(context, wanted.verified, {*wanted.files, *wanted.kept})
         await asyncio.to_thread(_write, context, wanted.files)
-        if wanted.head is not None and wanted.ref is not None:
-            await _require_no_other(git, wanted.head)
     commit, found = await git.commit(wanted.message, wanted.trailers, wanted.head, wanted.kept)
     if not await git.is_clean():
         raise WorkspaceFault("the tree is not clean after the commit: a process of the project still writes")
@@ -206,16 +204,6 @@ async def _require_unchanged(context: ToolContext, verified: str, kept: set[str]
         named = ", ".join(changed[:_NAMED_MAX])
         raise WorkspaceFault(
             f"the workspace changed since it was verified: {named}; it has to be verified again"
-        )
-
-
-async def _require_no_other(git: ProjectGit, head: str) -> None:
-    """All that was judged comes along when the commit leaves the workspace."""
-    inside = await git.repositories_inside(head)
-    if inside:
-        raise WorkspaceFault(
-            f"{', '.join(inside[:_NAMED_MAX])}: a git repository of its own, whose files come along with no commit; "
-            "remove its .git folder"
         )
 
 

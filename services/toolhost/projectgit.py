@@ -22,6 +22,10 @@ EVIDENCE_TRAILER = "Perdure-Evidence"
 _ANSWER_BYTES_MAX = 256 * 1024
 _GIT_S = 120.0
 _BRANCH = "main"
+# Of a repository inside, in the index for as long as its files are looked for.
+_ENTRY = ".perdure-inside"
+# Folders that a refusal names.
+_NAMED_MAX = 10
 # Whose commits these are; nothing of the machine's or the repository's own configuration decides it.
 _SETTINGS = (
     "user.name=Perdure",
@@ -78,7 +82,13 @@ class ProjectGit:
             return found, True
         if parent is not None and await self._resolve(parent) is not None:
             await self._run("reset", "--quiet", "--soft", parent)
-        await self._run("add", "--all")
+        await self._stage(await self.head())
+        empty = await self._repositories_inside()
+        if empty:
+            raise RepositoryFault(
+                f"{', '.join(sorted(empty)[:_NAMED_MAX])}: a git repository of its own without any file for a commit; "
+                "remove it"
+            )
         # What the repository ignores is in no commit, and git restores nothing when one of the files is none of its own.
         tracked = (await self._run("ls-tree", "--name-only", "HEAD", "--", *kept)).split() if kept else []
         if tracked:
@@ -98,19 +108,41 @@ class ProjectGit:
         answer = await self._run("log", "-1", "--format=%H", "--all-match", "--extended-regexp", *greps)
         return answer.strip() or None
 
-    async def repositories_inside(self, parent: str) -> list[str]:
-        """Folders with a repository of their own that a commit on top of `parent` would name and hold no file of; those that
-        `parent` names, too, are the project's own doing."""
-        # An index that once named such a folder goes on to, even when the repository in it is gone.
-        await self._run("reset", "--quiet", parent)
+    async def _stage(self, parent: str | None) -> None:
+        """Bring the whole tree into the index. Files of repositories inside are the project's like any others, as the verifier
+        saw them: a commit would name their folder and hold none of them. What `parent` names so stays that way."""
+        # Whoever worked here may have added such a folder, or committed it.
+        named = await self._links("ls-files -z --stage")
+        if parent is not None:
+            named -= await self._links('ls-tree -r -z "$1"', parent)
+        if named:
+            await self._run("update-index", "--force-remove", "--", *sorted(named))
+        nothing = (await self._run("hash-object", "-t", "blob", "/dev/null")).strip()
+        entered: set[str] = set()
+        while fresh := await self._repositories_inside() - entered:
+            # A folder with an entry is gone through, by the rules of the whole project; there is no such file, so the entry
+            # goes as it is.
+            entries = (f"100644,{nothing},{folder}/{_ENTRY}" for folder in sorted(fresh))
+            options = [item for entry in entries for item in ("--cacheinfo", entry)]
+            await self._run("update-index", "--add", "--replace", *options)
+            entered |= fresh
         await self._run("add", "--all")
-        named: list[set[str]] = []
-        # Searched where it is said: all names of a project are more than an answer holds.
-        for listed in ("ls-files --stage", 'ls-tree -r "$1"'):
-            line = f"git -c safe.directory='*' {listed} | grep '^160000 '"
-            _, answer = await self._carry_out(["sh", "-c", line, "sh", parent])
-            named.append({entry.partition("\t")[2] for entry in answer.splitlines()})
-        return sorted(named[0] - named[1])
+
+    async def _repositories_inside(self) -> set[str]:
+        """Folders with a repository of their own that the index has no entry of, and git does not ignore."""
+        found = await self._found("ls-files -z --others --exclude-standard", "/$")
+        return {folder.rstrip("/") for folder in found}
+
+    async def _links(self, listed: str, *arguments: str) -> set[str]:
+        """Folders of which a listing names the commit of a repository in place of files."""
+        return {entry.partition("\t")[2] for entry in await self._found(listed, "^160000 ", *arguments)}
+
+    async def _found(self, listed: str, pattern: str, *arguments: str) -> set[str]:
+        """The entries of a listing that fit. Searched where it is made: all names of a project are more than an answer
+        holds."""
+        line = f"git -c safe.directory='*' {listed} | grep -z '{pattern}'"
+        _, answer = await self._carry_out(["sh", "-c", line, "sh", *arguments])
+        return {entry for entry in answer.split("\0") if entry}
 
     async def is_clean(self) -> bool:
         return not (await self._run("status", "--porcelain")).strip()
@@ -123,14 +155,13 @@ class ProjectGit:
             # Perhaps an earlier try did it all.
             mine = await self._resolve(ref)
             return SetAside(side_ref=ref if mine is not None else None, head=head)
-        await self._run("add", "--all")
+        await self._stage(head)
         tree = (await self._run("write-tree")).strip()
         parent = ["-p", now] if now is not None else []
         lines = "\n".join(f"{name}: {value}" for name, value in trailers.items())
         kept = (await self._run("commit-tree", tree, *parent, "-m", message, "-m", lines)).strip()
         await self._run("update-ref", ref, kept)
-        await self._run("reset", "--quiet", "--hard", head)
-        await self._run("clean", "-d", "--force", "--quiet")
+        await self.check_out(head)
         return SetAside(side_ref=ref, head=head)
 
     async def bring_back(self, ref: str, *, marked: bool = False) -> list[str] | None:
@@ -159,9 +190,10 @@ class ProjectGit:
         await self._run("read-tree", "--reset", "-u", tree)
 
     async def check_out(self, commit: str) -> None:
-        """Make the branch, whatever it is called, index and files what `commit` holds. Ignored files stay."""
+        """Make the branch, whatever it is called, index and files what `commit` holds. Ignored files stay, repositories inside
+        do not."""
         await self._run("reset", "--quiet", "--hard", commit)
-        await self._run("clean", "-d", "--force", "--quiet")
+        await self._run("clean", "-d", "--force", "--force", "--quiet")
 
     async def has(self, commit: str) -> bool:
         return await self._resolve(commit) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
@@ -245,16 +244,51 @@ async def test_a_repository_that_ignores_a_file_of_the_runtime_has_commits_in_la
     assert said(shop.lanes[0], "show", "HEAD:progress.md") == "# shop"
 
 
-async def test_a_repository_inside_of_the_workspace_is_refused_before_its_files_are_lost(shop: Shop) -> None:
-    assert (await shop.begin(0)).ok
-    inside = shop.lanes[0].guard.root / "web"
-    inside.mkdir()
+def repository(inside: Path) -> None:
+    """A repository with a commit, and another one inside that has none."""
+    (inside / "sub").mkdir(parents=True)
     (inside / "app.js").write_text("done\n")
+    (inside / "app.log").write_text("noise\n")
     for arguments in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "-m", "mine")):
         git(inside, *arguments)
-    with pytest.raises(AssertionError, match=r"web: a git repository of its own"):
-        await shop.built(0, "1")
-    shutil.rmtree(inside / ".git")
+    (inside / "sub" / "more.js").write_text("more\n")
+    git(inside / "sub", "init", "--quiet")
+
+
+async def test_files_of_a_repository_inside_come_along_with_the_commit(shop: Shop) -> None:
+    put(shop.home, ".gitignore", "*.log\n")
+    repository(shop.home.guard.root / "api")
+    done = await shop.commit(shop.home, "ignoring", head=shop.head, files=FILES, offer=BRANCH)
+    shop.head = str(done.metadata["commit"])
+    assert (await shop.begin(0)).ok
+    root = shop.lanes[0].guard.root
+    assert (root / "api" / "sub" / "more.js").read_text() == "more\n"
+    repository(root / "web")
+    # Its agent has named it to git already.
+    said(shop.lanes[0], "add", "web")
+    put(shop.lanes[0], "wanted.log", "done\n")
+    said(shop.lanes[0], "add", "--force", "wanted.log")
+    said(shop.lanes[0], "commit", "--quiet", "-m", "web")
     await shop.built(0, "1")
     assert (await shop.merge("1")).ok
-    assert (shop.home.guard.root / "web" / "app.js").read_text() == "done\n"
+    files = said(shop.home, "ls-files", "web").split()
+    assert files == ["web/app.js", "web/sub/more.js"], "what is ignored is not"
+    assert (shop.home.guard.root / "wanted.log").exists(), "except where its agent wants it"
+
+
+async def test_a_repository_inside_is_left_over_and_leads_into_no_other_feature(shop: Shop) -> None:
+    assert (await shop.begin(0)).ok
+    repository(shop.lanes[0].guard.root / "web")
+    ref = "refs/perdure/session/7"
+    aside: dict[str, object] = {"ref": ref, "message": "left", "trailers": {}, "head": shop.head}
+    assert (await perform(WORKSPACE_SET_ASIDE, shop.lanes[0], aside)).metadata["side_ref"] == ref
+    assert not (shop.lanes[0].guard.root / "web").exists()
+    assert (await perform(WORKSPACE_RESTORE, shop.lanes[0], {"ref": ref})).ok
+    assert (shop.lanes[0].guard.root / "web" / "sub" / "more.js").read_text() == "more\n"
+
+
+async def test_a_repository_inside_without_a_file_is_named(shop: Shop) -> None:
+    (shop.home.guard.root / "empty").mkdir()
+    git(shop.home.guard.root / "empty", "init", "--quiet")
+    with pytest.raises(AssertionError, match=r"empty: a git repository of its own without any file"):
+        await shop.commit(shop.home, "1", head=shop.head)
