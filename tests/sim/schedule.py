@@ -109,6 +109,8 @@ def _run(
     virtual_s = world.loop.time() - began_s
     if ended:
         world.loop.run(lambda: False, max(grace_s, DELETED_S) if deleted else grace_s)
+        # The record that makes a child may have been on its way when all others had ended: it has its time as well.
+        world.loop.run(all_ended, BOUND_S)
         if next(remains(world), None) is not None:
             world.loop.run(lambda: next(remains(world), None) is None, LISTED_S)
         if next(left_over(world), None) is not None:
