@@ -248,12 +248,13 @@ class _Launcher:
                 poll.unregister(leader_fd)
                 os.close(leader_fd)
                 leader_fd = -1
-            if self._leader_ended and not self._terminating:
+            if self._leader_ended:
                 looks += 1
-                if looks > _DRAIN_LOOKS:
+                if looks > _DRAIN_LOOKS and not self._terminating:
                     return
-            # With a descriptor of the leader there is nothing to look at until it ends.
-            patience_ms = None if leader_fd >= 0 and not self._terminating else _LOOK_MS
+            # With a descriptor of the leader there is nothing to look at until it ends; what a sandbox leaves behind
+            # is gone a moment later, so the first looks come soon.
+            patience_ms = None if leader_fd >= 0 and not self._terminating else min(1 << looks, _LOOK_MS)
             if self._buffer or any(fd == 0 for fd, _ in poll.poll(patience_ms)):
                 if self._order() != b"T":
                     return
