@@ -5,6 +5,7 @@ green.
 """
 
 import hashlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -34,6 +35,14 @@ from libs.policy.globs import matches, matches_any
 from services.verifier.claims import Claim
 from services.verifier.verdict import FEEDBACK_TAIL_CHARS, tail_of
 
+# What unittest (exit 0 before Python 3.12, 5 since) and pytest (5) say when they found nothing to run, and what they say
+# when they did: a command may run several suites.
+_NO_TESTS = re.compile(r"^(?:Ran 0 tests in |=*\s*no tests ran in )", re.MULTILINE)
+_SOME_TESTS = re.compile(
+    r"^Ran [1-9]\d* tests? in |\b[1-9]\d* (?:passed|failed|skipped|errors?)\b", re.MULTILINE
+)
+_NO_TESTS_EXITS = (0, 5)
+NO_TEST_RAN = "the command found no test to run"
 # How many paths a reason names; the evidence is for reading.
 _NAMED_MAX = 10
 # Paths that decide what the tests say: tests themselves, and what configures or collects them.
@@ -62,6 +71,8 @@ def command_result(
             reason="no test command is configured",
         )
     reason = _why_red(check, answer)
+    if isinstance(check, TestsCheck) and _ran_no_test(answer, output):
+        reason = NO_TEST_RAN
     return CheckResult(
         kind=kind,
         subject=shlex.join(answer.argv),
@@ -71,6 +82,21 @@ def command_result(
         output_tail=tail_of(output, FEEDBACK_TAIL_CHARS),
         digests={"commit": commit, "output": hashlib.sha256(output.encode("utf-8", "replace")).hexdigest()},
         duration_ms=answer.duration_ms,
+    )
+
+
+def none_to_run(result: CheckResult) -> CheckResult:
+    """The result of tests that nobody asked for: where there are none, they say nothing about the work."""
+    if result.reason != NO_TEST_RAN:
+        return result
+    return msgspec.structs.replace(result, status=CheckStatus.NOT_APPLICABLE)
+
+
+def _ran_no_test(answer: CommandAnswer, output: str) -> bool:
+    return (
+        answer.exit_code in _NO_TESTS_EXITS
+        and _NO_TESTS.search(output) is not None
+        and _SOME_TESTS.search(output) is None
     )
 
 

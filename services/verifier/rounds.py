@@ -51,6 +51,7 @@ from services.verifier.judgement import (
     diff_result,
     file_result,
     http_result,
+    none_to_run,
     schema_result,
     tampering_result,
 )
@@ -137,6 +138,8 @@ async def _collect(arguments: VerifyArguments, asked: Subcalls) -> tuple[list[Ch
     checks = _with_default_tests(arguments, snapshot)
     facts = await _facts(asked, snapshot, checks, claims)
     results = [await _result(index, check, snapshot, facts, asked) for index, check in enumerate(checks)]
+    if checks is not arguments.checks:
+        results = [none_to_run(result) for result in results]
     if any(isinstance(check, (CommandCheck, TestsCheck)) for check in checks):
         tampering = tampering_result(snapshot, checks)
         results += [tampering] if tampering is not None else []

@@ -200,7 +200,10 @@ async def test_up_says_ready_in_one_line_and_drains_on_sigterm(tmp_path: Path) -
     async with up(tmp_path) as process:
         line = await ready_line(process)
         assert line.startswith("ready http://127.0.0.1:")
+        # `timeout` and systemd tell the child and then the whole group.
         process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGHUP)
         async with asyncio.timeout(_DEADLINE_S):
             rest, log = await process.communicate()
     assert process.returncode == 0

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import shutil
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -317,6 +318,23 @@ async def test_checks_that_do_not_apply_never_make_a_run_pass(bus: Bus, tmp_path
         assert verification.status is Verdict.UNVERIFIED
         assert [check.status for check in verification.checks] == [CheckStatus.NOT_APPLICABLE] * 2
         assert feedback == ""
+
+
+async def test_a_folder_without_tests_is_not_proved_by_running_none(bus: Bus, tmp_path: Path) -> None:
+    tests = json.dumps([sys.executable, "-m", "unittest"])
+    async with toolhost(bus, tmp_path, tests=tests) as host, verifier(bus):
+        owner = await owned_run(bus)
+        await owner.attach(host)
+        site = Site(owner, host, tmp_path / "project")
+        await site.write("hello.txt", "hello\n")
+        verification, _ = await site.verify("Hello.")
+        assert (verification.status, verification.checks[0].status) == (
+            Verdict.UNVERIFIED,
+            CheckStatus.NOT_APPLICABLE,
+        )
+        verification, feedback = await site.verify("Hello.", [TestsCheck()])
+        assert verification.status is Verdict.FAILED
+        assert "found no test to run" in feedback
 
 
 async def test_a_run_without_a_workspace_cannot_have_written_anything(bus: Bus) -> None:

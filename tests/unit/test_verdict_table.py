@@ -20,6 +20,7 @@ from services.verifier.judgement import (
     command_result,
     diff_result,
     file_result,
+    none_to_run,
     schema_result,
     tampering_result,
 )
@@ -245,3 +246,34 @@ def test_the_model_hears_nothing_when_nothing_failed() -> None:
 def test_feedback_is_bounded_whatever_the_checks_said() -> None:
     results = [result(RED, reason="r", output="x" * 50_000) for _ in range(40)]
     assert len(feedback(results, round_number=1, last=True)) < FEEDBACK_CHARS_MAX + 10_000
+
+
+@pytest.mark.parametrize(
+    "exit_code, output, ran",
+    [
+        (0, "\n-----\nRan 0 tests in 0.000s\n\nOK\n", False),
+        (5, "\n-----\nRan 0 tests in 0.000s\n\nNO TESTS RAN\n", False),
+        (5, "\nno tests ran in 0.01s\n", False),
+        (5, "===== no tests ran in 0.01s =====\n", False),
+        (0, "Ran 0 tests in 0.000s\n\nOK\nRan 3 tests in 0.1s\n\nOK\n", True),
+        (0, "Ran 0 tests in 0.000s\n\nOK\n12 passed in 0.1s\n", True),
+        (0, "Ran 10 tests in 0.000s\n\nOK\n", True),
+        (1, "Ran 0 tests in 0.000s\n\nFAILED (errors=1)\n", True),
+        (0, "", True),
+    ],
+)
+def test_tests_that_do_not_exist_never_pass_and_fail_nobody_who_did_not_ask_for_them(
+    exit_code: int, output: str, *, ran: bool
+) -> None:
+    found = command_result(TestsCheck(), CommandAnswer(argv=["t"], exit_code=exit_code), output, commit="c")
+    if ran:
+        assert found.status is (GREEN if exit_code == 0 else RED)
+        assert none_to_run(found) == found
+    else:
+        assert (found.status, none_to_run(found).status) == (RED, GREY)
+        assert found.reason == "the command found no test to run"
+    own = CommandCheck(argv=["t"], expect_exit=exit_code)
+    assert (
+        command_result(own, CommandAnswer(argv=["t"], exit_code=exit_code), output, commit="c").status
+        is GREEN
+    )
