@@ -18,6 +18,7 @@ from libs.chassis.execution import Execution, Executions
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, parse_rfc3339, rfc3339
 from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError, Unavailable
+from libs.contracts.streams import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from libs.contracts.tools import (
     HostCatalog,
     JournalEntry,
@@ -38,6 +39,8 @@ CREATE_PATIENCE_S = 60.0
 ADMITTED_S = 5.0
 # The journal is written until this has passed: an outage of the bus that is longer ends the host anyway.
 JOURNAL_PATIENCE_S = 600.0
+# What a result may take of the message that holds it; the rest is for what else stands in its entry, digests of files.
+RESULT_BYTES_MAX = MESSAGE_BYTES_MAX - HEADER_BYTES_MAX - 200 * 1024
 # What a defect in a tool raises. One tool's defect ends its call, not the other calls of the process.
 DEFECTS = (
     ArithmeticError,
@@ -157,7 +160,8 @@ class Effects:
 
     async def _prepared(self, call: ToolCall, stack: AsyncExitStack) -> Prepared:
         try:
-            return await stack.enter_async_context(self._prepare(call))
+            prepared = await stack.enter_async_context(self._prepare(call))
+            return prepared if isinstance(prepared, Effect) else fitting(call, prepared)
         except BusUnavailable:
             raise
         except DEFECTS as error:
@@ -237,10 +241,8 @@ class Effects:
         if execution.stop.is_set():
             return refused(call, Refusal.HOST_GONE, "it was ended before it started")
         try:
-            result = await effect.perform(execution.stop)
             # What the journal could not hold (half a surrogate pair) is a defect of the tool, too.
-            encoder.encode(result)
-            return result
+            return fitting(call, await effect.perform(execution.stop))
         except Stopped as stopped:
             return refused(call, Refusal.STOPPED, stopped.message)
         except DEFECTS as error:
@@ -314,6 +316,15 @@ def defect(call: ToolCall, error: BaseException) -> ToolResult:
         call,
         f"INTERNAL_ERROR: {call.name} broke ({type(error).__name__}); what it did until then is not known",
     )
+
+
+def fitting(call: ToolCall, result: ToolResult) -> ToolResult:
+    """The result, or what is said in its place when no message could hold it."""
+    size = len(encoder.encode(result))
+    if size <= RESULT_BYTES_MAX:
+        return result
+    told = f"RESULT_TOO_LARGE: {call.name} was carried out, and its result of {size} bytes is over {RESULT_BYTES_MAX}"
+    return failed(call, f"{told}; ask for less", {"error_code": "RESULT_TOO_LARGE"})
 
 
 def timed(result: ToolResult, duration_s: float) -> ToolResult:

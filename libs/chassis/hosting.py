@@ -22,6 +22,7 @@ from libs.chassis.effects import (
     defect,
     encoder,
     failed,
+    fitting,
     refused,
     timed,
 )
@@ -154,7 +155,7 @@ class ToolHost:
             began_s = self._clock.monotonic()
             try:
                 result = await self._answered(call, execution)
-                return encoder.encode(timed(result, self._clock.monotonic() - began_s))
+                return encoder.encode(fitting(call, timed(result, self._clock.monotonic() - began_s)))
             except TimeoutError:
                 result = failed(call, f"TIMEOUT: {call.name} did not answer within {call.timeout_s:g} s")
             except Stopped as stopped:

@@ -16,10 +16,13 @@ SCHEMA_FAULTS_MAX = 20
 
 
 class SnapshotQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Record the workspace now. `protected` are globs of paths whose folders are wanted as they were at the baseline."""
+    """Record the workspace now. `protected` are globs of paths whose folders are wanted as they were at the baseline. Where
+    more has changed than an answer holds, paths that fit them or `forbidden` are told first, and then what fits `wanted`."""
 
     baseline: str | None
     protected: list[str] = []
+    forbidden: list[str] = []
+    wanted: list[str] = []
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +33,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """`unkept` names folders that no snapshot holds; `protected_folders` held protected files at the baseline."""
+    """`unkept` names folders that no snapshot holds; `protected_folders` held protected files at the baseline. `left_out`: so
+    many changes of protected or forbidden paths are not told."""
 
     commit: str
     baseline: str | None
@@ -38,6 +42,7 @@ class SnapshotAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tests_command: list[str]
     protected_folders: list[str]
     unkept: list[str]
+    left_out: int = 0
 
 
 class CommandQuestion(msgspec.Struct, frozen=True, kw_only=True):

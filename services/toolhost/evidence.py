@@ -47,8 +47,10 @@ from services.toolhost.sandbox import Sandbox
 
 # Of a command's output, for the evidence and for `expect_output`.
 _OUTPUT_BYTES_MAX = 256 * 1024
-# Changes that a verifier is told: more than these are a generated tree, and the answer has to fit a message.
+# Changes that a verifier is told, and the bytes of their paths: more are a generated tree, and the answer has to fit a
+# message.
 _CHANGES_MAX = 5_000
+_CHANGES_BYTES_MAX = 300_000
 _FOLDERS_MAX = 1_000
 # The name of the tree without files, which every git knows: all paths of a commit are what it adds to this.
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -88,10 +90,12 @@ class Evidence:
             ]
             paths = [_text(change.path) for change in await repository.changed_paths(_EMPTY_TREE, baseline)]
             folders = {path.rpartition("/")[0] for path in paths if matches_any(path, question.protected)}
+        told, left_out = await asyncio.to_thread(_told, changed, question)
         return SnapshotAnswer(
             commit=commit,
             baseline=baseline,
-            changed=changed[:_CHANGES_MAX],
+            changed=told,
+            left_out=left_out,
             tests_command=self._tests_command,
             protected_folders=sorted(folders)[:_FOLDERS_MAX],
             unkept=sorted(BULK_FOLDERS),
@@ -218,6 +222,31 @@ class Evidence:
             faults=[self._redaction.text(fault) for fault in faults] if faults is not None else None,
             problem=self._redaction.text(problem),
         )
+
+
+def _told(changed: list[Change], question: SnapshotQuestion) -> tuple[list[Change], int]:
+    """As many changes as an answer holds, and how many that count are not among them: thousands of other files must not
+    hide a test that was changed, nor thousands of new tests."""
+    if len(changed) <= _CHANGES_MAX and sum(map(_size, changed)) <= _CHANGES_BYTES_MAX:
+        return changed, 0
+    counting = [*question.protected, *question.forbidden]
+    places = [
+        0 if matches_any(change.path, counting) else 1 if matches_any(change.path, question.wanted) else 2
+        for change in changed
+    ]
+    order = sorted(range(len(changed)), key=lambda at: (places[at], changed[at].kind == "added"))
+    size = 0
+    for count, at in enumerate(order[: _CHANGES_MAX + 1]):
+        size += _size(changed[at])
+        if count == _CHANGES_MAX or size > _CHANGES_BYTES_MAX:
+            order = order[:count]
+            break
+    return [changed[at] for at in order], max(0, places.count(0) - len(order))
+
+
+def _size(change: Change) -> int:
+    """What a change takes in JSON, about: names beyond ASCII take as many bytes there as here."""
+    return len(change.path.encode()) + 32
 
 
 @asynccontextmanager

@@ -213,6 +213,8 @@ def diff_result(check: DiffCheck, snapshot: SnapshotAnswer) -> CheckResult:
     forbidden = [path for path in paths if matches_any(path, check.must_not_touch)]
     reasons = [f"nothing that matches {', '.join(untouched)} was changed"] if untouched else []
     reasons += [f"changed {_named(forbidden)}"] if forbidden else []
+    if check.must_not_touch and snapshot.left_out and not forbidden:
+        reasons.append(_too_many(snapshot))
     return CheckResult(
         kind="diff",
         subject=subject,
@@ -235,9 +237,11 @@ def tampering_result(snapshot: SnapshotAnswer, checks: Sequence[Check]) -> Check
         for change in snapshot.changed
         if _is_tampering(change, snapshot.protected_folders) and not matches_any(change.path, allowed)
     ]
-    if not tampered:
+    if not tampered and not snapshot.left_out:
         return None
     named = _named([f"{change.path} ({change.kind})" for change in tampered])
+    if not tampered:
+        named = _too_many(snapshot)
     return CheckResult(
         kind="protected",
         subject="tests and their configuration",
@@ -254,6 +258,10 @@ def _is_tampering(change: Change, protected_folders: Sequence[str]) -> bool:
         return False
     folder = change.path.rpartition("/")[0]
     return any(_is_below(protected, folder) for protected in protected_folders)
+
+
+def _too_many(snapshot: SnapshotAnswer) -> str:
+    return f"{snapshot.left_out} more paths that count than can be looked at: change fewer of them in one run"
 
 
 def _is_below(folder: str, above: str) -> bool:
@@ -279,7 +287,7 @@ def claims_result(
         fact = facts.get(found or claim.path)
         if fact is not None and fact.after is not None:
             digests[fact.path] = fact.after
-        if found is None:
+        if found is None and not _differs(fact):
             what = "was not changed" if fact is not None and fact.after is not None else "does not exist"
             problems.append(f"{claim.path} {what} (the answer says: {claim.sentence[:200]})")
     return CheckResult(
@@ -289,6 +297,11 @@ def claims_result(
         reason="; ".join(problems[:_NAMED_MAX]) or "what the answer says was written is there",
         digests=digests,
     )
+
+
+def _differs(fact: FileAnswer | None) -> bool:
+    """Whether the file itself is another than at the baseline, whatever the list of changes holds."""
+    return fact is not None and fact.after not in (None, fact.before)
 
 
 def _is_meant(claimed: str, path: str) -> bool:

@@ -130,9 +130,7 @@ async def _collect(arguments: VerifyArguments, asked: Subcalls) -> tuple[list[Ch
             raise HostGone("the task's checks need the run's workspace, and it is not attached")
         return _without_workspace(claims), None
     try:
-        snapshot = await asked.snapshot(
-            SnapshotQuestion(baseline=arguments.baseline, protected=list(PROTECTED))
-        )
+        snapshot = await asked.snapshot(_question(arguments))
     except HostFault as fault:
         return [_unrecorded(fault)], None
     checks = _with_default_tests(arguments, snapshot)
@@ -146,6 +144,16 @@ async def _collect(arguments: VerifyArguments, asked: Subcalls) -> tuple[list[Ch
     said = claims_result(claims, snapshot, {fact.path: fact for fact in facts.values()})
     results += [said] if said is not None else []
     return results, snapshot.commit
+
+
+def _question(arguments: VerifyArguments) -> SnapshotQuestion:
+    diffs = [check for check in arguments.checks if isinstance(check, DiffCheck)]
+    return SnapshotQuestion(
+        baseline=arguments.baseline,
+        protected=list(PROTECTED),
+        forbidden=[glob for check in diffs for glob in check.must_not_touch],
+        wanted=[glob for check in diffs for glob in check.must_touch],
+    )
 
 
 def _without_workspace(claims: Sequence[Claim]) -> list[CheckResult]:

@@ -297,6 +297,15 @@ async def test_output_is_cut_between_characters_with_a_mark_that_counts(bus: Bus
     assert result.output.count("é") == 100
 
 
+async def test_what_no_message_holds_is_said_so_at_once(host: str, owner: Owner, tmp_path: Path) -> None:
+    (workspace_of(tmp_path) / "large.txt").write_text(f"{'x' * 99}\n" * 20_000)
+    arguments = {"path": "large.txt", "max_lines": 20_000}
+    large = await owner.ask(
+        host, owner.call("read_file", arguments, "read_large", output_chars_max=3_000_000)
+    )
+    assert (large.ok, large.metadata["error_code"]) == (False, "RESULT_TOO_LARGE")
+
+
 async def test_what_is_not_a_call_is_said_so_and_blocks_nobody(bus: Bus, host: str, owner: Owner) -> None:
     reply = await bus.wire.request(bus.subjects.call_host(host), b"not json", timeout_s=5)
     assert msgspec.json.decode(reply, type=ToolResult).refused == Refusal.MALFORMED

@@ -145,6 +145,21 @@ async def test_a_test_that_was_changed_to_pass_fails_as_tampering(site: Site) ->
     assert allowed.status is Verdict.PASSED
 
 
+async def test_a_changed_test_is_not_hidden_by_thousands_of_other_changes(site: Site) -> None:
+    await site.write("tests/test_calc.txt", "3\n")
+    for folder in ("a", "tests/a"):
+        (site.folder / folder).mkdir()
+        for number in range(1_300):
+            (site.folder / folder / f"{number:0220}").touch()
+    (site.folder / "z.lock").touch()
+    verification, feedback = await site.verify("Done.", [TestsCheck(), DiffCheck(must_not_touch=["*.lock"])])
+    assert [check.kind for check in verification.checks if check.status is CheckStatus.FAILED] == [
+        "diff",
+        "protected",
+    ]
+    assert "tests/test_calc.txt (modified)" in feedback
+
+
 async def test_a_new_test_may_be_added(site: Site) -> None:
     await site.write("calc.txt", "4\n")
     await site.write("tests/test_more.txt", "x\n")

@@ -1,5 +1,6 @@
 """The verdict, and how each kind of check is judged from facts."""
 
+import msgspec
 import pytest
 
 from libs.contracts.checks import (
@@ -199,6 +200,19 @@ def test_tampering_with_tests(
     found = tampering_result(snapshot(change, folders=folders), [TestsCheck(), *checks])
     assert (found is not None) is tampered
     assert found is None or (found.status is RED and change.path in found.reason)
+
+
+def test_changes_that_nobody_was_told_of_are_no_reason_to_pass() -> None:
+    cut = msgspec.structs.replace(snapshot(added("a")), left_out=7)
+    tampering = tampering_result(cut, [TestsCheck()])
+    assert tampering is not None
+    assert (tampering.status, "7 more paths" in tampering.reason) == (RED, True)
+    assert diff_result(DiffCheck(must_not_touch=["b/**"]), cut).status is RED
+    assert diff_result(DiffCheck(must_touch=["a"]), cut).status is GREEN
+    fact = FileAnswer(path="z.md", before="old", after="new")
+    held = claims_result([Claim("z.md", "I wrote z.md.")], cut, {"z.md": fact})
+    assert held is not None
+    assert held.status is GREEN
 
 
 @pytest.mark.parametrize(
