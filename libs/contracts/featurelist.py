@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from libs.contracts.checks import DiffCheck
 from libs.contracts.projects import FEATURES_MAX, FeatureSpec
 
 # An id stands in paths, in trailers of commits and in sentences.
@@ -60,6 +61,11 @@ def _own_problems(feature: FeatureSpec) -> list[str]:
     if not feature.acceptance:
         found.append(
             f"feature {feature.id[:80]} has no acceptance: without a check it could never be verified"
+        )
+    elif all(isinstance(check, DiffCheck) for check in feature.acceptance):
+        found.append(
+            f"the acceptance of feature {feature.id[:80]} only says what its session may change: add a check of what is "
+            "there then, so that it can be proved again later"
         )
     return found
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from libs.contracts.checks import CommandCheck, Verdict, Verification
+from libs.contracts.checks import CommandCheck, DiffCheck, Verdict, Verification
 from libs.contracts.errors import IllegalTransition, InvalidState
+from libs.contracts.featurelist import problems
 from libs.contracts.project_events import (
     FeatureListRejected,
     FeatureStateChanged,
@@ -120,6 +122,26 @@ def test_a_feature_is_judged_by_all_checks_of_the_project_and_its_own() -> None:
     assert work.stage is Stage.AGENT
     assert run_of(world.state, work, Limits()).task.acceptance == [*world.state.spec.verify, own]
     assert world.state.spec.verify == [CHECK]
+
+
+def test_what_a_session_changed_is_judged_with_it_and_never_again() -> None:
+    touches = DiffCheck(must_touch=["shop.py"])
+    listed = [FeatureSpec(id=name, title=name, acceptance=[touches, CHECK]) for name in "ab"]
+    assert problems(listed) == []
+    assert "proved again" in problems([msgspec.structs.replace(listed[0], acceptance=[touches])])[0]
+    world = ProjectWorld(spec(*listed, verify=[CHECK, touches]))
+    world.settle()
+    work_on(world)
+    assert touches in run_of(world.state, world.state.works[0], Limits()).task.acceptance
+    for _ in range(2):
+        world.pass_run()
+        world.settle()
+    work = world.state.works[0]
+    assert (work.feature_id, work.stage, work.reverify) == ("b", Stage.HEALTH, ["a"])
+    assert checks_of(world.state, work) == [CHECK, CHECK]
+    world.break_features("a")
+    world.settle()
+    assert states(world) == {"a": "pending", "b": "pending"}
 
 
 def test_a_verified_feature_without_a_commit_goes_back() -> None:

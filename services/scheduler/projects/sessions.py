@@ -35,7 +35,7 @@ from services.scheduler.projects.lanes import (
     workspace_for,
 )
 from services.scheduler.projects.prompt import INSTRUCTIONS, goal_of
-from services.scheduler.projects.proofs import checks_of
+from services.scheduler.projects.proofs import checks_of, proved_again
 
 # A commit or a clone of a large repository; git takes seconds for most.
 _GIT_S = 600.0
@@ -92,7 +92,9 @@ def _acceptance(state: ProjectState, work: Work) -> list[Check]:
 
 def _together(state: ProjectState, work: Work) -> list[Check]:
     """What proves the session's feature beside those that were committed since it began."""
-    others = [check for feature in committed_since(state, work) for check in feature.spec.acceptance]
+    others = [
+        check for feature in committed_since(state, work) for check in proved_again(feature.spec.acceptance)
+    ]
     return [*_acceptance(state, work), *others]
 
 
