@@ -46,7 +46,7 @@ e2e: .venv/.ready ## only the tests with five real processes
 	$(BIN)/pytest -q tests/e2e $(ARGS)
 
 sim: .venv/.ready ## seeded schedules of faults in virtual time (SEED=17 for one; MINUTES=10; ARGS="--points all")
-	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),$(or $(ARGS),--minutes $(MINUTES)))
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),$(or $(ARGS),--minutes $(MINUTES)) --lanes $$(nproc))
 
 chaos: .venv/.ready ## faults at random on a real cluster under load (MINUTES=10 ARGS="--seed 7 --nodes 1")
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)
@@ -67,8 +67,8 @@ soak: .venv/.ready ## hostile workspaces and requests, long contexts, flaky prov
 	CRASH_POINTS=all $(BIN)/pytest -q -o faulthandler_timeout=3600 tests/e2e/test_crash_points.py tests/e2e/test_poison.py
 	FUZZ_S=600 MUTATIONS=100000 $(BIN)/pytest -q -o faulthandler_timeout=3600 \
 	  tests/service/test_gateway_schemathesis.py tests/service/test_gateway_mutations.py
-	$(BIN)/python -m tests.sim --quiet --points all --freezes all --troubles all --schedules 20000
-	$(BIN)/python -m tests.sim --quiet --points cancel,pause,message,recall --variants 22
+	$(BIN)/python -m tests.sim --quiet --points all --freezes all --troubles all --schedules 20000 --lanes $$(nproc)
+	$(BIN)/python -m tests.sim --quiet --points cancel,pause,message,recall --variants 22 --lanes $$(nproc)
 	$(BIN)/python -m tests.sim --weeks 3
 	$(BIN)/python -m tests.bench.streams
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(ARGS)

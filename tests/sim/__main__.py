@@ -3,6 +3,7 @@
     python -m tests.sim --seed 17                    that schedule, with its trace if something is found
     python -m tests.sim --schedules 5000             seeds 1 to 5000
     python -m tests.sim --minutes 10 --first 90000   as many as fit
+    python -m tests.sim --schedules 5000 --lanes 2   in two processes
     python -m tests.sim --points plain,verify        a crash at every step of these scenarios ("all": of every one)
     python -m tests.sim --freezes plain              a freeze at every step
     python -m tests.sim --troubles plain             an end, a cut, an unknown outcome at every step; each message lost
@@ -19,20 +20,25 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import multiprocessing
 import os
 import sys
 import time
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 
 from tests.sim.ages import aged, paced
 from tests.sim.faults import CRASHES, FREEZES, TROUBLES
 from tests.sim.scenarios import NAMES
+from tests.sim.schedule import Outcome
 from tests.sim.search import Case, case_of, outcome_of, points
 
-# Garbage of so many schedules is collected at once.
-COLLECT_EVERY = 25
+# So many schedules are given to a process at once, and their garbage is collected at once.
+BATCH = 25
+# Batches that wait for each process: enough that none is idle, few enough to stop soon.
+BATCHES_AHEAD = 2
 
 
 def main() -> int:
@@ -91,10 +97,7 @@ def _search(cases: Iterable[Case], arguments: argparse.Namespace) -> int:
     end = began + arguments.minutes * 60 if arguments.minutes is not None else float("inf")
     counts: Counter[str] = Counter()
     bad: list[str] = []
-    for number, case in enumerate(cases, 1):
-        outcome = outcome_of(case)
-        if arguments.twice and outcome_of(case)._replace(trace=[]) != outcome._replace(trace=[]):
-            outcome.findings.append("the second run was another one")
+    for case, outcome in _outcomes(cases, arguments.lanes, twice=arguments.twice):
         counts["schedules"] += 1
         counts["callbacks"] += outcome.callbacks
         counts[case.scenario] += 1
@@ -104,8 +107,6 @@ def _search(cases: Iterable[Case], arguments: argparse.Namespace) -> int:
             _show(case, outcome.findings, quiet=arguments.quiet or len(bad) > 1)
             if len(bad) >= arguments.findings:
                 break
-        if number % COLLECT_EVERY == 0:
-            gc.collect()
         if time.perf_counter() > end:
             break
     took = time.perf_counter() - began
@@ -117,6 +118,39 @@ def _search(cases: Iterable[Case], arguments: argparse.Namespace) -> int:
     for text in bad:
         print(f"  FOUND in {text}")
     return 1 if bad else 0
+
+
+def _outcomes(cases: Iterable[Case], lanes: int, *, twice: bool) -> Generator[tuple[Case, Outcome]]:
+    """What the cases came to, in their order."""
+    rest = iter(cases)
+    batches = iter(lambda: list(itertools.islice(rest, BATCH)), [])
+    if lanes == 1:
+        for batch in batches:
+            yield from _done(batch, twice=twice)
+        return
+    # Forked, so that each has the order of sets, the warnings and the collector that were set up here.
+    with ProcessPoolExecutor(lanes, mp_context=multiprocessing.get_context("fork")) as pool:
+        ahead = deque[Future[list[tuple[Case, Outcome]]]]()
+        try:
+            for batch in batches:
+                ahead.append(pool.submit(_done, batch, twice=twice))
+                if len(ahead) > lanes * BATCHES_AHEAD:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _done(batch: list[Case], *, twice: bool) -> list[tuple[Case, Outcome]]:
+    done: list[tuple[Case, Outcome]] = []
+    for case in batch:
+        outcome = outcome_of(case)
+        if twice and outcome_of(case)._replace(trace=[]) != outcome._replace(trace=[]):
+            outcome.findings.append("the second run was another one")
+        done.append((case, outcome))
+    gc.collect()
+    return done
 
 
 def _show(case: Case, findings: list[str], *, quiet: bool) -> None:
@@ -151,6 +185,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--variant", type=int, default=0, help="the first of these seeds")
     parser.add_argument("--how", help="only this fault of --points, --freezes and --troubles")
+    parser.add_argument("--lanes", type=int, default=1, help="processes that search side by side")
     parser.add_argument("--findings", type=int, default=5, help="stop after so many schedules with findings")
     parser.add_argument("--quiet", action="store_true", help="no trace")
     parser.add_argument("--twice", action="store_true", help="run each schedule twice and compare")
