@@ -11,7 +11,7 @@ import msgspec
 from libs.bus.ports import Bucket
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.subjects import journal_key
-from libs.contracts.tools import JournalEntry, ToolCall
+from libs.contracts.tools import JournalEntry, JournalState, ToolCall
 
 
 class Journaled(NamedTuple):
@@ -34,9 +34,15 @@ class Journal:
         if found is None:
             return None
         try:
-            return Journaled(_decoder.decode(found.value), found.revision)
-        except msgspec.MsgspecError as error:
+            entry = _decoder.decode(found.value)
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise UnreadableRecord(f"journal entry {key} does not decode: {error}") from error
+        told = entry.result
+        if told is None and entry.state is JournalState.FINISHED:
+            raise UnreadableRecord(f"journal entry {key} is finished and has no result")
+        if told is not None and (told.call_id, told.attempt) != (call_id, attempt):
+            raise UnreadableRecord(f"journal entry {key} holds the result of {told.call_id}, {told.attempt}")
+        return Journaled(entry, found.revision)
 
     async def create(self, call: ToolCall, entry: JournalEntry) -> int:
         """Begin an attempt; returns the revision. Raises `AppendConflict` when the key exists."""

@@ -22,7 +22,6 @@ from libs.contracts.run import CallState, PendingVerification, RunState
 from libs.contracts.sessions import SessionKind
 from libs.contracts.tools import VERIFY, Refusal, Semantics, ToolCall, ToolResult
 from libs.contracts.values import RunError
-from libs.policy.reach import alike, paths_of_call
 from libs.policy.redaction import Redaction
 from libs.policy.rules import Policy
 from services.executor.decision.activity import (
@@ -46,12 +45,13 @@ from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.talk import Conversing, Talking, Tell
 from services.executor.ingress.text import clipped
 from services.executor.redacting import redacted
+from services.executor.runcalls import GivenUp, RunCalls, Vanished
 from services.executor.tools.calls import CallOutcome, Calls, HostGone, HostSilent
 from services.executor.tools.children import spawn
 from services.executor.tools.earlier import read_earlier
 from services.executor.tools.hosts import Hosts
 from services.executor.tools.offering import Offerings, RunOffer, Specs
-from services.executor.tools.recovery import NextAttempt, Uncertain, Wait
+from services.executor.tools.recovery import NextAttempt, Uncertain
 from services.executor.tools.workspace import AttachFailed, AttachRefused, AttachUnanswered, Workspaces
 
 # Beyond the checks' own time: snapshot, checkouts, the way there and back.
@@ -63,8 +63,6 @@ VERIFY_ATTEMPTS_MAX = 10
 # How long a run waits for a tool host before it settles what it offers its model, so that this is not without tools at
 # start-up; a run that has a workspace waits as long as it takes.
 HOSTS_WAIT_S = 30.0
-# How long a call waits for a host that offers its tool, while others live: longer than one takes to start again.
-TOOL_WAIT_S = 10.0
 
 
 class Rules(NamedTuple):
@@ -88,10 +86,6 @@ class Workbench(NamedTuple):
     rules: Rules
     hooks: CrashHooks
     spending: Spending
-
-
-class Vanished(NamedTuple):
-    """No host offers the tool of a call any more, and nobody has begun with the call."""
 
 
 class Lost(NamedTuple):
@@ -119,8 +113,7 @@ class Activities:
         self._bench, self._pulse = bench, pulse
         self._attached = False
         self._spawned: set[str] = set()
-        # The hosts that calls of this claim went to: who has to be told when the run ends.
-        self._asked: set[str] = set()
+        self._calls = RunCalls(bench.calls, bench.hosts, bench.clock)
         self._offer = RunOffer(bench.offerings)
         # The run's talk with its model, and the tools that it was begun with.
         self._talk: tuple[Conversing, Specs] | None = None
@@ -196,7 +189,7 @@ class Activities:
 
     async def kill(self, state: RunState) -> None:
         """Have every host that may run something for the run kill it."""
-        boots = set(self._asked)
+        boots = set(self._calls.asked)
         if state.attachment is not None:
             boots.add(state.attachment.host)
         for boot in sorted(boots):
@@ -237,55 +230,9 @@ class Activities:
         return [attached.event] if attached.event is not None else []
 
     async def _call(self, state: RunState, call: CallState, *, fresh: bool) -> Observed:
-        attachment = state.attachment
-        message = ToolCall(
-            tenant=state.tenant,
-            run_id=state.run_id,
-            call_id=call.call_id,
-            attempt=call.attempt,
-            epoch=state.epoch,
-            name=call.name,
-            arguments=call.arguments,
-            semantics=call.semantics,
-            idempotency_key=call.idempotency_key,
-            not_after="",
-            timeout_s=call.timeout_s if call.timeout_s is not None else state.limits.tool_timeout_s,
-            output_chars_max=state.limits.max_tool_output_chars,
-            workspace=state.workspace if call.needs_workspace else "",
-            workspace_id=attachment.workspace_id if attachment is not None and call.needs_workspace else "",
-            approval_sequence=call.approval_sequence,
-            approval_hash=call.approval_hash,
-            seen=alike(state.files, paths_of_call(call.name, call.arguments)),
-        )
-        return self._observed(call, await self._outcome(state, call, message, fresh=fresh))
+        return self._observed(call, await self._calls.outcome(state, call, fresh=fresh))
 
-    async def _outcome(
-        self, state: RunState, call: CallState, message: ToolCall, *, fresh: bool
-    ) -> CallOutcome | Vanished:
-        calls, hosts = self._bench.calls, self._bench.hosts
-        read_only = call.semantics is Semantics.READ_ONLY
-        while (boot := self._host_of(state, call)) is None:
-            # What a host did with the call before it went is in the journal, whether or not another one comes.
-            known = None if read_only else await calls.known(message)
-            if known is not None and not isinstance(known, Wait):
-                return known
-            came = await hosts.until(lambda: self._host_of(state, call) is not None, TOOL_WAIT_S)
-            if known is None and not came and hosts.ready():
-                return Vanished()
-        self._asked.add(boot)
-        if read_only:
-            return await calls.ask(message, boot)
-        return await calls.effect(message, boot, fresh=fresh)
-
-    def _host_of(self, state: RunState, call: CallState) -> str | None:
-        """Where the call goes, by its intent: the catalog may have lost the tool since."""
-        if call.needs_workspace:
-            assert state.attachment is not None
-            return state.attachment.host
-        offering = self._bench.hosts.offering(call.name, state.tenant, state.run_id)
-        return offering.boot if offering is not None else None
-
-    def _observed(self, call: CallState, outcome: CallOutcome | Vanished) -> Observed:
+    def _observed(self, call: CallState, outcome: CallOutcome | Vanished | GivenUp) -> Observed:
         match outcome:
             case ToolResult(refused=(Refusal.STALE_EPOCH | Refusal.RUN_NOT_LIVE) as refused):
                 return Lost(f"{call.name} was refused: {refused}")
@@ -297,6 +244,10 @@ class Activities:
             case HostSilent():
                 told = f"{call.name} failed: its host lives and does not answer; try something else"
                 return [completed(call.call_id, ok=False, output=told)]
+            case GivenUp(reason):
+                self._log.warning("call.given_up", call_id=call.call_id, reason=reason)
+                told = f"{call.name} failed: {reason}; try something else"
+                return [completed(call.call_id, ok=False, output=told)]
             case HostGone(reason):
                 self._log.warning("call.host_gone", call_id=call.call_id, reason=reason)
                 self._attached = False
@@ -306,6 +257,8 @@ class Activities:
             case Uncertain(entry):
                 ended = "died" if entry.result is None else "was stopped"
                 reason = f"host {entry.replica} (boot {entry.boot}) {ended} while it ran {call.name}"
+                if not entry.boot:
+                    reason = f"what the journal says of {call.name} cannot be read"
                 uncertain = e.ToolUncertain(
                     call_id=call.call_id,
                     attempt=call.attempt,

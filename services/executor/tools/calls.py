@@ -14,11 +14,12 @@ from libs.bus.ports import Bus, Liveness
 from libs.chassis.asking import ask_living, noticed
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
-from libs.contracts.errors import BusUnavailable
+from libs.contracts.errors import BusUnavailable, UnreadableRecord
 from libs.contracts.tools import (
     CancelCalls,
     ControlReply,
     JournalEntry,
+    JournalState,
     Refusal,
     ToolCall,
     ToolResult,
@@ -47,8 +48,8 @@ UNANSWERED_MAX = 3
 ASK_AGAIN_S, ASK_AGAIN_MAX_S = 0.25, 2.0
 # Pauses between copies for a shared tool that nobody serves grow up to this.
 RESEND_MAX_S = 120.0
-# A refusal in the journal says that nothing was started; the next attempt waits a little, so that it is no busy loop.
-REFUSED_PAUSE_S = 0.5
+# A refusal in the journal says that nothing was started; the next attempt waits, each time twice as long.
+REFUSED_PAUSE_S, REFUSED_PAUSE_MAX_S = 0.5, 10.0
 # How long a host may take to confirm that what ran for a run is dead; the host kills within a grace of 1 s.
 CANCEL_S = 1.8
 # A READ_ONLY call is answered this long after its own timeout at the latest, or the host is asked for its health.
@@ -99,7 +100,7 @@ class Calls:
                 continue
             if reply is None:
                 return HostGone("it died before it answered")
-            result = self._results.decode(reply)
+            result = self._result(reply, call)
             return HostGone(result.output or result.refused) if result.refused in _ASK_AGAIN else result
         return HostSilent(boot)
 
@@ -160,8 +161,28 @@ class Calls:
             # The host reads the run's tail every 5 s and kills the calls of a terminal run by itself.
             self._log.warning("calls.kill_unconfirmed", run_id=run_id, host=boot, reason=error.message)
             return
-        ended = msgspec.json.decode(reply, type=ControlReply).ended
+        try:
+            ended = msgspec.json.decode(reply, type=ControlReply).ended
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self._log.warning("calls.kill_unconfirmed", run_id=run_id, host=boot, reason=str(error))
+            return
         self._log.info("calls.killed", run_id=run_id, host=boot, ended=ended)
+
+    def _result(self, reply: bytes, call: ToolCall) -> ToolResult:
+        """What a host answered, whoever wrote it. An answer that nobody can use is the tool's own failure: asking again
+        would not change the host."""
+        try:
+            result = self._results.decode(reply)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            problem = f"the answer of its host cannot be read: {error}"
+        else:
+            if (result.call_id, result.attempt) == (call.call_id, call.attempt):
+                return result
+            problem = f"its host answered for attempt {result.attempt} of call {result.call_id}"
+        self._log.warning("calls.unusable_answer", run_id=call.run_id, call_id=call.call_id, reason=problem)
+        return ToolResult(
+            call_id=call.call_id, attempt=call.attempt, ok=False, output=f"{call.name} failed: {problem}"
+        )
 
     async def _step(
         self, call: ToolCall, entry: JournalEntry | None, boot: str | None, *, overdue: bool
@@ -171,7 +192,7 @@ class Calls:
         if isinstance(step, SendAgain) and boot is not None and await self._gone(boot):
             return HostGone("it died before it took the call")
         if isinstance(step, Adopt) and step.result.refused in _NEVER_STARTED:
-            await self._clock.sleep(REFUSED_PAUSE_S)
+            await self._clock.sleep(min(REFUSED_PAUSE_S * 2 ** (call.attempt - 1), REFUSED_PAUSE_MAX_S))
             return NextAttempt()
         if isinstance(step, NextAttempt | Uncertain) and entry is not None and not (dead or entry.result):
             # Overdue on a host that lives: two attempts must not run side by side.
@@ -193,8 +214,22 @@ class Calls:
         return msgspec.structs.replace(call, not_after=rfc3339(not_after))
 
     async def _entry(self, call: ToolCall) -> JournalEntry | None:
-        found = await self._journal.read(call.run_id, call.call_id, call.attempt)
+        try:
+            found = await self._journal.read(call.run_id, call.call_id, call.attempt)
+        except UnreadableRecord as error:
+            # Somebody began, and nobody knows how it ended: the same as an attempt that was stopped half-way.
+            self._log.warning("calls.unreadable_entry", run_id=call.run_id, reason=error.message)
+            return _unreadable(call, error.message)
         return found.entry if found is not None else None
+
+
+def _unreadable(call: ToolCall, problem: str) -> JournalEntry:
+    result = ToolResult(
+        call_id=call.call_id, attempt=call.attempt, ok=False, output=problem, refused=Refusal.STOPPED
+    )
+    return JournalEntry(
+        state=JournalState.FINISHED, boot="", replica="unknown", host="", at="", result=result
+    )
 
 
 # Refusals that say nothing about the call itself: the workspace has to be attached again first.
