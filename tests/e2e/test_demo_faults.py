@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,12 @@ async def types_under_fire(on: Stage, run_id: str, kills: dict[str, str]) -> lis
     return types
 
 
+@pytest.fixture(scope="module")
+async def on(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    async with stage(tmp_path_factory.mktemp("faults"), SCRIPT, TESTS) as ready:
+        yield ready
+
+
 @pytest.mark.parametrize(
     "kills",
     [
@@ -50,17 +57,15 @@ async def types_under_fire(on: Stage, run_id: str, kills: dict[str, str]) -> lis
     ],
     ids=lambda kills: "_then_".join(kills.values()),
 )
-async def test_the_repair_ends_the_same_whoever_is_killed(tmp_path: Path, kills: dict[str, str]) -> None:
-    async with stage(tmp_path, SCRIPT, TESTS) as on:
-        project = on.data / "workspaces" / demo_repair.WORKSPACE
-        shutil.copytree(demo_repair.PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
-        run_id = await on.submit(
-            demo_repair.GOAL, workspace=demo_repair.WORKSPACE, acceptance=demo_repair.ACCEPTANCE
-        )
-        types = await types_under_fire(on, run_id, kills)
-        run = await on.ended(run_id)
-        assert run.status == "COMPLETED", run.error
-        assert run.verification is not None
-        assert run.verification["status"] == "PASSED"
-        assert types.count("run.completed") == 1
-        assert tree(project) == repaired()
+async def test_the_repair_ends_the_same_whoever_is_killed(on: Stage, kills: dict[str, str]) -> None:
+    name = "-".join(kills.values())
+    project = on.data / "workspaces" / name
+    shutil.copytree(demo_repair.PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
+    run_id = await on.submit(demo_repair.GOAL, workspace=name, acceptance=demo_repair.ACCEPTANCE)
+    types = await types_under_fire(on, run_id, kills)
+    run = await on.ended(run_id)
+    assert run.status == "COMPLETED", run.error
+    assert run.verification is not None
+    assert run.verification["status"] == "PASSED"
+    assert types.count("run.completed") == 1
+    assert tree(project) == repaired()
