@@ -213,7 +213,8 @@ class ServerBlobs:
                 f"STREAM.PURGE.{self._stream}", {"filter": f"$O.{self._store}.C.{nuid}"}
             )
         except (Refused, BusUnavailable) as error:
-            # Chunks that nothing points to cost space only; the sweep finds them.
+            # Chunks that nothing points to cost space only, and so do those of a writer that was killed; nobody looks for
+            # them.
             _log.info("bus.chunks_left", extra={"fields": {"nuid": nuid, "error": error.message}})
 
     def _meta_subject(self, name: str) -> str:

@@ -294,7 +294,6 @@ class Blobs(Protocol):
     async def remove_older(self, name: str, before: datetime) -> bool:
         """The same, unless it was stored, or stored again, since then, also in this very moment; whether it was removed."""
         ...
-        ...
 
 
 class Message(NamedTuple):

@@ -58,6 +58,9 @@ def _is_an_id(text: str) -> str:
 def _is_https(url: str) -> str:
     if not url.startswith("https://") or any(char.isspace() for char in url):
         raise ValueError("must be an https:// address without spaces")
+    if "@" in url.removeprefix("https://").partition("/")[0]:
+        # It stands in the project's log, and in the goals and errors that are made of it.
+        raise ValueError("must have no user or password: everybody who sees the project would read them")
     return url
 
 

@@ -30,7 +30,7 @@ from services.toolhost.workspace import HIDDEN_FOLDER, WorkspacePlace, place_of,
 
 # Folders that are looked at in one step: a read each.
 PER_STEP = 200
-_SUFFIXES = (".git", ".holder", ".commands", ".undo", ".checks")
+_SUFFIXES = (".git", ".holder", ".commands", ".undo", ".checks", ".before")
 
 _log = get_logger("clearing")
 
@@ -132,17 +132,21 @@ def _removed(place: WorkspacePlace) -> bool:
         for suffix in _SUFFIXES:
             beside = place.git_dir.with_name(f"{place.key}{suffix}")
             if beside.is_dir():
-                shutil.rmtree(beside)
+                _remove(beside)
             else:
                 beside.unlink(missing_ok=True)
-        # A folder is opened before the walk looks into it.
-        for folder, inside, _ in os.walk(place.directory):
-            for name in inside:
-                _opened(os.path.join(folder, name))
-        shutil.rmtree(place.directory)
+        _remove(place.directory)
         return True
     finally:
         os.close(fd)
+
+
+def _remove(tree: Path) -> None:
+    # A folder is opened before the walk looks into it.
+    for folder, inside, _ in os.walk(tree):
+        for name in inside:
+            _opened(os.path.join(folder, name))
+    shutil.rmtree(tree)
 
 
 def _opened(folder: str | Path) -> None:

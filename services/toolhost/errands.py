@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from libs.chassis.effects import Stopped
 from libs.contracts.workspaces import (
     WORKSPACE_BEGIN,
     WORKSPACE_COMMAND,
@@ -23,12 +24,15 @@ from libs.contracts.workspaces import (
 )
 from services.toolhost import branches
 from services.toolhost.errors import ToolFailure, WorkspaceFault
+from services.toolhost.processes import Command
 from services.toolhost.projectgit import ProjectGit
 from services.toolhost.tools import Arguments, Outcome, ToolContext, commands, decoded
 
 # Changed paths that a refusal names.
 _NAMED_MAX = 10
 _CLONE_S = 600.0
+# Of what git says; a refusal quotes its end.
+_SAID_BYTES_MAX = 64 * 1024
 _HEAD = "HEAD"
 
 
@@ -104,7 +108,7 @@ async def _prepare(context: ToolContext, arguments: Arguments) -> Outcome:
             if wanted.seed_dir is not None:
                 await asyncio.to_thread(_copy, Path(wanted.seed_dir), fresh)
             elif wanted.git_url is not None:
-                await _fetch(wanted.git_url, fresh)
+                await _fetch(context, wanted.git_url, fresh)
             await asyncio.to_thread(_move, fresh, root)
     await git.ensure()
     return Outcome(ok=True, output="the workspace is prepared", metadata={"began": True})
@@ -134,33 +138,28 @@ def _copy(seed: Path, root: Path) -> None:
         raise WorkspaceFault(f"{seed} could not be copied: {error}") from error
 
 
-async def _fetch(url: str, root: Path) -> None:
+async def _fetch(context: ToolContext, url: str, root: Path) -> None:
     """Clone into a new folder, where nothing is anybody's yet: this git runs outside of the sandbox, which has no network,
     and does what the repository's configuration and hooks say."""
     script = (
         'git init -q && (git remote add origin -- "$1" || git remote set-url origin -- "$1") '
         "&& git fetch -q --no-tags origin HEAD && git checkout -q -B main FETCH_HEAD"
     )
-    settings = {
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": "https",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "HOME": "/nonexistent",
-    }
-    process = await asyncio.create_subprocess_exec(
-        "sh", "-c", script, "sh", url,
-        cwd=root, env={"PATH": "/usr/local/bin:/usr/bin:/bin", **settings},
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(_CLONE_S):
-            _, said = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise WorkspaceFault(f"{url} was not cloned within {_CLONE_S:g} s") from None
-    if process.returncode != 0:
-        raise WorkspaceFault(f"{url} could not be cloned: {said.decode('utf-8', 'replace').strip()[-500:]}")
+    command = Command(
+        argv=["sh", "-c", script, "sh", url],
+        directory=root,
+        call_id=context.call_id,
+        timeout_s=_CLONE_S,
+        output_bytes_max=_SAID_BYTES_MAX,
+        environment={"GIT_ALLOW_PROTOCOL": "https", "GIT_CONFIG_NOSYSTEM": "1"},
+    )
+    ended = await context.processes.run(command, on_started=context.on_started, stop=context.stop)
+    if ended.cancelled:
+        raise Stopped(f"{url} was not cloned: it was stopped")
+    if ended.timed_out:
+        raise WorkspaceFault(f"{url} was not cloned within {_CLONE_S:g} s")
+    if ended.exit_code != 0:
+        raise WorkspaceFault(f"{url} could not be cloned: {ended.output.strip()[-500:]}")
 
 
 async def _command(context: ToolContext, arguments: Arguments) -> Outcome:

@@ -253,8 +253,9 @@ class _Launcher:
                 if looks > _DRAIN_LOOKS and not self._terminating:
                     return
             # With a descriptor of the leader there is nothing to look at until it ends; what a sandbox leaves behind
-            # is gone a moment later, so the first looks come soon.
-            patience_ms = None if leader_fd >= 0 and not self._terminating else min(1 << looks, _LOOK_MS)
+            # is gone a moment later, so the first looks behind it come soon.
+            look_ms = min(1 << min(looks, 4), _LOOK_MS) if looks else _LOOK_MS
+            patience_ms = None if leader_fd >= 0 and not self._terminating else look_ms
             if self._buffer or any(fd == 0 for fd, _ in poll.poll(patience_ms)):
                 if self._order() != b"T":
                     return

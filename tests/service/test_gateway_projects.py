@@ -35,6 +35,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"brief": " "}, "brief"),
     ({"concurrency": 17}, "concurrency"),
     ({"workspace": {"git_url": "ext::sh -c id"}}, "https://"),
+    ({"workspace": {"git_url": "https://me:secret@host/shop.git"}}, "no user or password"),
     ({"workspace": {"seed_dir": "relative"}}, "absolute"),
     ({"max_attempts_per_feature": 0}, "max_attempts_per_feature"),
     ({"limits": {"session": {"max_iterations": 100_000}}}, "above the deployment's"),

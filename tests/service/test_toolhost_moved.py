@@ -183,6 +183,8 @@ async def test_the_folder_of_a_deleted_run_goes_once_its_workspace_is_forgotten_
             (tmp_path / owner.workspace / "shut" / "inside").mkdir(parents=True)
             (tmp_path / owner.workspace / "shut" / "inside").chmod(0o000)
             (tmp_path / owner.workspace / "shut").chmod(0o000)
+            # What stood in the way when the workspace came here from another machine.
+            (tmp_path / HIDDEN_FOLDER / f"{owner.workspace}.before" / "shut").mkdir(mode=0o000, parents=True)
             await owner.end()
         clearing = Clearing(bus.log, SystemClock(), workspaces, tmp_path, secure=False, pace=Pace(0.0, 0.0))
         # The first is deleted and forgotten, the second is deleted while others work in its folder.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import subprocess
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from libs.chassis.effects import Stopped
 from libs.contracts.workspaces import (
     WORKSPACE_COMMAND,
     WORKSPACE_COMMIT,
@@ -18,6 +20,7 @@ from libs.contracts.workspaces import (
     WORKSPACE_SET_ASIDE,
 )
 from services.toolhost.errands import perform
+from services.toolhost.marks import marked
 from services.toolhost.tools import Outcome, ToolContext
 from tests.unit.toolhost_workspace import context
 
@@ -238,3 +241,25 @@ async def test_what_an_agent_left_of_a_failed_beginning_leads_the_next_one_nowhe
     assert not refused.ok
     assert "could not be cloned" in refused.output
     assert "127.0.0.1" not in (root / ".git" / "config").read_text()
+
+
+async def test_a_clone_that_hangs_ends_with_its_call(tools: ToolContext) -> None:
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        wanted: dict[str, object] = {"git_url": f"https://127.0.0.1:{port}/shop.git"}
+        stop = asyncio.Event()
+        call = dataclasses.replace(tools, stop=stop)
+        clone = asyncio.create_task(perform(WORKSPACE_PREPARE, call, wanted))
+        async with asyncio.timeout(20):
+            await asked.wait()
+            stop.set()
+            with pytest.raises(Stopped):
+                await clone
+    assert marked(tools.call_id) == []
