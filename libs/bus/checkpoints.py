@@ -16,7 +16,7 @@ import msgspec
 from libs.bus.history import blob_name
 from libs.bus.ports import Blobs, Bucket, Log, LogKey
 from libs.contracts.envelope import Event, Record, RecordHeader
-from libs.contracts.errors import BusUnavailable
+from libs.contracts.errors import UNREADABLE, BusUnavailable
 from libs.contracts.evolve import evolve
 from libs.contracts.evolve_project import evolve_project
 from libs.contracts.project import PROJECT_FOLD_VERSION, ProjectState
@@ -185,7 +185,7 @@ class FoldCheckpoints(Generic[S]):
                 name = msgspec.json.decode(value, type=_Elsewhere).elsewhere
                 value = await self._blobs.get(name) or b""
             return self._decoder.decode(value)
-        except (msgspec.MsgspecError, BusUnavailable) as error:
+        except (BusUnavailable, *UNREADABLE) as error:
             # Garbled, of another version, or being replaced this moment.
             _log.warning(
                 "bus.checkpoint_unreadable", extra={"fields": {"log": key.log_id, "error": str(error)}}

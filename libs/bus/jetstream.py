@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from libs.bus.link import Link
 from libs.contracts.clock import Clock
 from libs.contracts.errors import (
+    UNREADABLE,
     BusUnavailable,
     InternalError,
     NobodyThere,
@@ -209,7 +210,7 @@ class JetStream:
         message = await self.link.request(subject, body, timeout_s=timeout_s, headers=headers)
         try:
             ack = _ack_decoder.decode(message.data)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise BusUnavailable(f"the answer on {subject} is no acknowledgement: {error}") from error
         if ack.error is not None:
             raise Refused(subject, ack.error.code, ack.error.err_code, ack.error.description)

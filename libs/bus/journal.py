@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from libs.bus.ports import Bucket
-from libs.contracts.errors import UnreadableRecord
+from libs.contracts.errors import UNREADABLE, UnreadableRecord
 from libs.contracts.subjects import journal_key
 from libs.contracts.tools import JournalEntry, JournalState, ToolCall
 
@@ -35,7 +35,7 @@ class Journal:
             return None
         try:
             entry = _decoder.decode(found.value)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise UnreadableRecord(f"journal entry {key} does not decode: {error}") from error
         told = entry.result
         if told is None and entry.state is JournalState.FINISHED:

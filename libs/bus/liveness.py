@@ -19,7 +19,7 @@ import msgspec
 from libs.bus.ports import Bucket, Bus, Entry, Message, Replica
 from libs.bus.vitals import vitals
 from libs.contracts.clock import Clock
-from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError, Unavailable
+from libs.contracts.errors import UNREADABLE, AppendConflict, BusUnavailable, PerdureError, Unavailable
 from libs.contracts.ids import new_boot_id
 from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import replica_key
@@ -110,13 +110,13 @@ class Lease:
         return not self._dead and self._clock.monotonic() - self._confirmed_at < self._ttl_s
 
     async def replicas(self, service: str | None = None) -> list[Replica]:
-        found = [_decoded(entry) for entry in await self._bucket.entries(replica_key(""))]
+        found = [value for entry in await self._bucket.entries(replica_key("")) if (value := _decoded(entry))]
         # A death that was written over a lapsed key no longer knows the service.
         return [_replica(value) for value in found if service is None or value.service in ("", service)]
 
     async def is_dead(self, boot: str) -> bool:
         entry = await self._bucket.get(replica_key(boot))
-        return entry is not None and _decoded(entry).dead
+        return entry is not None and _says_dead(entry)
 
     async def declare_dead_if_gone(self, boot: str) -> bool:
         """Ask twice, then write the death by compare-and-set if the own lease held for one TTL meanwhile."""
@@ -124,7 +124,7 @@ class Lease:
             entry = await self._bucket.get(replica_key(boot))
             if entry is not None:
                 # A living key is no suspicion; a written death is final.
-                return _decoded(entry).dead
+                return _says_dead(entry)
             if await self._answers(boot):
                 return False
         if not self._held_for_one_ttl():
@@ -153,7 +153,7 @@ class Lease:
                 # The lease outlives one renewal that nobody answers, if the next one is not kept waiting by it.
                 async with asyncio.timeout(self._ttl_s / 2):
                     await self._renew()
-            except (PerdureError, msgspec.MsgspecError, TimeoutError) as error:
+            except (PerdureError, TimeoutError, *UNREADABLE) as error:
                 # Whatever it is: a lease that is not renewed lapses, and the others will say so.
                 _log.warning("bus.lease_not_renewed", extra={"fields": {"error": repr(error)}})
             # A renewal whose answer came late must not delay the next one: the lease would lapse in between.
@@ -196,7 +196,7 @@ class Lease:
         """Somebody else wrote the key, or it lapsed, or an own write that was given up has arrived."""
         sent = self._clock.monotonic()
         entry = await self._bucket.get(self._key)
-        if entry is not None and _decoded(entry).dead:
+        if entry is not None and _says_dead(entry):
             self._die()
             return
         try:
@@ -262,7 +262,7 @@ class Lease:
         try:
             answer = await self._bus.wire.request(self._bus.subjects.control(boot), question, timeout_s=ASK_S)
             return msgspec.json.decode(answer, type=ControlReply).boot == boot
-        except (BusUnavailable, msgspec.MsgspecError):
+        except (BusUnavailable, *UNREADABLE):
             return False
 
     async def _write_death(self, boot: str) -> bool:
@@ -277,6 +277,8 @@ class Lease:
         """An older boot of this replica on this machine whose process is gone need not be waited for."""
         for entry in await self._bucket.entries(replica_key("")):
             other = _decoded(entry)
+            if other is None:
+                continue
             same = (other.replica, other.service) == (self._registration.replica, self._registration.service)
             if other.dead or other.boot == self._boot or not same or other.host != socket.gethostname():
                 continue
@@ -317,7 +319,7 @@ class _Answerer:
     async def answer(self, message: Message) -> bytes:
         try:
             asked = msgspec.json.decode(message.body, type=ControlMessage)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise PerdureError(f"a control message does not decode: {error}") from error
         if self._lease.is_declared_dead:
             raise PerdureError("this process was declared dead and answers nobody")
@@ -349,8 +351,18 @@ def process_start(pid: int) -> int | None:
     return 0
 
 
-def _decoded(entry: Entry) -> LeaseValue:
-    return _decoder.decode(entry.value)
+def _decoded(entry: Entry) -> LeaseValue | None:
+    """Hosts in other languages write here too: what does not decode is nobody's lease, and no word of a death. Those who
+    watch the bucket log it, once."""
+    try:
+        return _decoder.decode(entry.value)
+    except UNREADABLE:
+        return None
+
+
+def _says_dead(entry: Entry) -> bool:
+    value = _decoded(entry)
+    return value is not None and value.dead
 
 
 def _replica(value: LeaseValue) -> Replica:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 
 from libs.bus.ports import Message, Wire
+from libs.contracts.errors import UNREADABLE
 from libs.contracts.tools import ToolCall, ToolNotice
 
 # Between two looks whether the asked process still lives.
@@ -48,7 +49,7 @@ async def noticed(messages: AsyncIterator[Message], call: ToolCall) -> None:
 def _is_about(body: bytes, call: ToolCall) -> bool:
     try:
         notice = _notices.decode(body)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         # Deltas of the model travel on the same subject, and notices of a later version may.
         return False
     return (notice.call_id, notice.attempt) == (call.call_id, call.attempt)

@@ -17,7 +17,7 @@ from libs.bus.ports import ACK, Bus, Delivery, Liveness, Outcome, dead, nak
 from libs.chassis.execution import Execution, Executions
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, parse_rfc3339, rfc3339
-from libs.contracts.errors import AppendConflict, BusUnavailable, PerdureError, Unavailable
+from libs.contracts.errors import UNREADABLE, AppendConflict, BusUnavailable, PerdureError, Unavailable
 from libs.contracts.streams import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from libs.contracts.tools import (
     HostCatalog,
@@ -112,7 +112,7 @@ class Effects:
         try:
             call = call_decoder.decode(delivery.body)
             expired = self._clock.now() > parse_rfc3339(call.not_after)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (ValueError, *UNREADABLE) as error:
             return dead(f"this is not a tool call: {error}")
         if expired:
             self._log.info("call.expired", run_id=call.run_id, call_id=call.call_id, attempt=call.attempt)

@@ -30,7 +30,7 @@ from libs.chassis.execution import Execution, Executions
 from libs.chassis.logs import get_logger
 from libs.chassis.waiting import first_of
 from libs.contracts.clock import Clock
-from libs.contracts.errors import BusUnavailable, PerdureError, Unavailable
+from libs.contracts.errors import UNREADABLE, BusUnavailable, PerdureError, Unavailable
 from libs.contracts.streams import ConsumerSpec
 from libs.contracts.subjects import catalog_key
 from libs.contracts.tools import (
@@ -147,7 +147,7 @@ class ToolHost:
         """Answer one READ_ONLY request. Idempotent by nature; the result is never kept."""
         try:
             call = call_decoder.decode(message.body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             said = f"this is not a tool call: {error}"
             nobody = ToolResult(call_id="", attempt=0, ok=False, output=said, refused=Refusal.MALFORMED)
             return encoder.encode(nobody)

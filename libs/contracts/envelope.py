@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from libs.contracts import events, project_events, schedule_events
-from libs.contracts.errors import NewerRecord, PerdureError, UnreadableRecord
+from libs.contracts.errors import UNREADABLE, NewerRecord, PerdureError, UnreadableRecord
 from libs.contracts.events import EventBody, LogEvent
 from libs.contracts.project_events import ProjectEvent
 from libs.contracts.schedule_events import ScheduleEvent
@@ -145,7 +145,7 @@ def decode_events(record: Record) -> list[Event]:
     """The events of a record, typed. Raises `UnreadableRecord` on bad bytes and on kinds this reader does not know."""
     try:
         return [decode_event(wire) for wire in _record_decoder.decode(record.whole or record.body).events]
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UnreadableRecord(
             f"record {record.header.stream_sequence} of {record.log_id} does not decode: {error}"
         ) from error
@@ -166,7 +166,7 @@ def raw_events(record: Record) -> list[tuple[int, bytes]]:
     """The events of a record as (public sequence, bytes as stored), without decoding them."""
     try:
         parts = _raw_decoder.decode(record.body).events
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UnreadableRecord(f"record {record.header.stream_sequence} does not decode: {error}") from error
     return [(record.header.first + index, bytes(part)) for index, part in enumerate(parts)]
 

@@ -34,6 +34,11 @@ Invariant: `code` is permanent; what a caller may do about an error is in its me
 
 from typing import ClassVar
 
+import msgspec
+
+# What decoding the bytes of somebody else raises: also of bytes that are nested deeper than the decoder goes.
+UNREADABLE: tuple[type[Exception], ...] = (msgspec.MsgspecError, RecursionError)
+
 
 class PerdureError(Exception):
     """Root of the tree. `message` says what happened and what to do next; `details` are per field."""

@@ -19,7 +19,7 @@ from libs.contracts.envelope import (
     WireEvent,
     encode_events,
 )
-from libs.contracts.errors import PerdureError, UnreadableRecord
+from libs.contracts.errors import UNREADABLE, PerdureError, UnreadableRecord
 
 # What stays of a moved string, for observers.
 KEPT_CHARS = 2_000
@@ -155,7 +155,7 @@ def _replace(payload: Json, pointer: str, text: str) -> None:
 def _decode_record(body: bytes) -> RecordBody:
     try:
         return _record_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UnreadableRecord(f"a record does not decode: {error}") from error
 
 

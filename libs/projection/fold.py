@@ -11,7 +11,7 @@ import msgspec
 from libs.contracts import events as e
 from libs.contracts import project_events as p
 from libs.contracts.envelope import Event, Record, WireEvent, decode_event, raw_events
-from libs.contracts.errors import UnreadableRecord
+from libs.contracts.errors import UNREADABLE, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.project import TERMINAL
 from libs.contracts.projects import FeatureStatus, Phase
@@ -163,13 +163,13 @@ def _events(record: Record) -> list[tuple[str, Event | None]]:
     """The events with their times; `None` for one that this version does not know: only a fold has to stop at it."""
     try:
         wires = [_wire.decode(raw) for _, raw in raw_events(record)]
-    except (UnreadableRecord, msgspec.MsgspecError):
+    except (UnreadableRecord, *UNREADABLE):
         return []
     found: list[tuple[str, Event | None]] = []
     for wire in wires:
         try:
             found.append((wire.at, decode_event(wire)))
-        except (UnreadableRecord, msgspec.MsgspecError):
+        except (UnreadableRecord, *UNREADABLE):
             found.append((wire.at, None))
     return found
 

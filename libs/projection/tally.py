@@ -10,7 +10,7 @@ import msgspec
 
 from libs.contracts.clock import parse_rfc3339
 from libs.contracts.envelope import Record, raw_events
-from libs.contracts.errors import UnreadableRecord
+from libs.contracts.errors import UNREADABLE, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.run import COPYING, EXPERIMENT, TERMINAL
 from libs.contracts.values import RunError, Usage
@@ -100,12 +100,12 @@ class Tally:
         run.status = record.header.state
         try:
             events = [_event.decode(raw) for _, raw in raw_events(record)]
-        except (UnreadableRecord, msgspec.MsgspecError):
+        except (UnreadableRecord, *UNREADABLE):
             events = []
         for event in events:
             try:
                 self._count(run, event)
-            except (ValueError, msgspec.MsgspecError):
+            except (ValueError, *UNREADABLE):
                 continue
         if run.status in _ENDS:
             del self.open[record.log_id]

@@ -15,7 +15,8 @@ from libs.chassis.logs import get_logger
 from libs.chassis.run import leaves
 from libs.contracts import events as e
 from libs.contracts.clock import parse_rfc3339, rfc3339
-from libs.contracts.errors import AppendConflict, NotFound, PerdureError, Unavailable
+from libs.contracts.errors import UNREADABLE, AppendConflict, NotFound, PerdureError, Unavailable
+from libs.contracts.ids import is_id, is_token
 from libs.contracts.run import OWNED, RunState, RunStatus
 from libs.contracts.tasks import Ticket
 from services.executor.activities import Activities, Workbench
@@ -67,8 +68,10 @@ class Claims:
         """Handle one ticket. Keyed by run; idempotent because the log decides."""
         try:
             ticket = self._tickets.decode(delivery.body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return dead(f"not a ticket: {error}")
+        if not (is_token(ticket.tenant) and is_id("run", ticket.run_id)):
+            return dead("not a ticket of a run")
         known = self._held.get(ticket.run_id)
         if known is not None:
             known.wanted, known.due = True, ticket.due

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from libs.bus.ports import DeadLetter, DeadLetters
-from libs.contracts.errors import InvalidCursor, NotFound, ValidationFailed
+from libs.contracts.errors import UNREADABLE, InvalidCursor, NotFound, ValidationFailed
 from libs.contracts.http import Nothing
 from libs.contracts.ids import is_token
 from libs.contracts.views import DeadLetterList, DeadLetterReplayed, DeadLetterView
@@ -67,7 +67,7 @@ class _Named(msgspec.Struct):
 def _view(letter: DeadLetter) -> DeadLetterView:
     try:
         named = msgspec.json.decode(letter.body, type=_Named)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         named = _Named()
     tenant = letter.subject.rpartition(".")[2] if letter.kind == "rejected" else named.tenant
     return DeadLetterView(

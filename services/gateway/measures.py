@@ -13,7 +13,7 @@ import msgspec
 
 from libs.bus.counts import COUNTS
 from libs.bus.ports import Bus, Replica
-from libs.contracts.errors import BusUnavailable, Unavailable
+from libs.contracts.errors import UNREADABLE, BusUnavailable, Unavailable
 from libs.contracts.tools import HowAreYou, Vitals
 from libs.projection import tally
 from libs.projection.tallies import Counted, Tallies
@@ -110,7 +110,7 @@ class Gauges:
                 self._bus.subjects.control(replica.boot), question, timeout_s=ASK_S
             )
             return _vitals.decode(answer)
-        except (BusUnavailable, msgspec.MsgspecError):
+        except (BusUnavailable, *UNREADABLE):
             # Frozen, going, or of a version that does not know the question.
             return None
 

@@ -9,7 +9,7 @@ import msgspec
 
 from libs.bus.ports import Bus, LogKey
 from libs.contracts.envelope import decode_events
-from libs.contracts.errors import NobodyThere
+from libs.contracts.errors import UNREADABLE, NobodyThere
 from libs.contracts.events import WorkspaceAttached
 from libs.contracts.ids import SHARDS, workspace_id
 from libs.contracts.looks import Answer, Look, NotSeen, Question
@@ -69,7 +69,7 @@ class Places:
         reply = await self._bus.wire.request(subject, msgspec.json.encode(look), timeout_s=LOOK_TIMEOUT_S)
         try:
             return _answers.decode(reply)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return NotSeen(reason="fault", message="its host answers in a form that this gateway cannot read")
 
     async def _named(self, state: RunState) -> WorkspaceAttached | None:

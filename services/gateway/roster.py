@@ -9,7 +9,7 @@ import msgspec
 
 from libs.bus.ports import Bucket, Liveness, Replica
 from libs.contracts.clock import Clock
-from libs.contracts.errors import ConfigurationError
+from libs.contracts.errors import UNREADABLE, ConfigurationError
 from libs.contracts.tools import HostCatalog
 
 # How long an answer of the bus is used again: long enough that a burst of posts asks once.
@@ -55,7 +55,7 @@ class Roster:
         for entry in await self._catalog.entries():
             try:
                 catalog = msgspec.json.decode(entry.value, type=HostCatalog)
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue  # A host of another version, or of another language with a mistake: not ours to judge.
             if catalog.boot in boots:
                 found.append(catalog)

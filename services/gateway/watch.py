@@ -18,7 +18,7 @@ from libs.bus.runs import Projects, Runs
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
 from libs.contracts.envelope import Record
-from libs.contracts.errors import NewerRecord, NotFound, PerdureError
+from libs.contracts.errors import UNREADABLE, NewerRecord, NotFound, PerdureError
 from libs.contracts.ids import is_id
 from libs.contracts.live import ModelDelta
 from libs.contracts.project import TERMINAL as PROJECT_TERMINAL
@@ -189,7 +189,7 @@ class Watch:
             async for message in messages:
                 try:
                     delta = _delta.decode(message.body)
-                except msgspec.MsgspecError:
+                except UNREADABLE:
                     continue  # The subject carries other notices too.
                 if delta.iteration > self._turn_over:
                     self._add(Entry(0, delta_frame(delta, rfc3339(self._clock.now())), 0))

@@ -10,7 +10,7 @@ from libs.bus.copies import COPY_TIMER, Copies
 from libs.bus.ports import ACK, Bus, Delivery, LogKey, Outcome, dead, nak
 from libs.bus.runs import Runs
 from libs.chassis.logs import get_logger
-from libs.contracts.errors import NotFound
+from libs.contracts.errors import UNREADABLE, NotFound
 from libs.contracts.events import LogEvent, RunFailed
 from libs.contracts.ids import is_id, is_token
 from libs.contracts.run import RunState, RunStatus
@@ -66,7 +66,7 @@ class Deadlines:
         """One fired timer. Raises `Unavailable`: then it is delivered again."""
         try:
             timer = self._decoder.decode(delivery.body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return dead(f"not a timer: {error}")
         if is_token(timer.tenant) and is_id("project", timer.run_id):
             # Should this get lost, the sweep comes back to the project.

@@ -11,6 +11,7 @@ import msgspec
 
 from libs.bus.ports import Bucket
 from libs.chassis.logs import get_logger
+from libs.contracts.errors import UNREADABLE
 from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import REPLICAS
 from services.scheduler.rows import Rows
@@ -96,7 +97,7 @@ class Replicas:
     def _told(self, key: str, value: bytes) -> None:
         try:
             self._seen(self._decoder.decode(value))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             # Of another version, or not ours: a process that cannot be read gets no tickets.
             _log.warning("replica.unreadable", key=key, message=str(error))
 

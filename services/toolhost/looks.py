@@ -17,7 +17,7 @@ import msgspec
 from libs.bus.ports import Message
 from libs.chassis.effects import DEFECTS
 from libs.chassis.logs import get_logger
-from libs.contracts.errors import BusUnavailable
+from libs.contracts.errors import UNREADABLE, BusUnavailable
 from libs.contracts.ids import is_id, is_token
 from libs.contracts.looks import (
     DIFF_BYTES_MAX,
@@ -67,7 +67,7 @@ class Looks:
         """Answer one request; idempotent by nature."""
         try:
             look = _decoder.decode(message.body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return _encoder.encode(NotSeen(reason="fault", message=f"this is no look: {error}"))
         if not (is_token(look.tenant) and is_id("ws", look.workspace_id) and look.workspace):
             return _encoder.encode(NotSeen(reason="fault", message="this look names no workspace"))

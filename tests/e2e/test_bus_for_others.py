@@ -181,6 +181,38 @@ async def _lines(ledger: Path, run_id: str) -> list[str]:
     return [line for line in ledger.read_text().splitlines() if line.startswith(run_id)]
 
 
+async def test_nothing_that_others_write_onto_the_bus_ends_a_process_or_holds_up_a_run(on: Stage) -> None:
+    deep = b"[" * 5_000 + b"]" * 5_000
+    before = dict(on.perdure.pids)
+    async with connect(on.bus, SystemClock()) as bus:
+        leases, subjects = bus.bucket("leases"), bus.subjects
+        boots = [
+            lease["boot"]
+            for lease in map(json.loads, [one.value for one in await leases.entries("replica.")])
+        ]
+        for body in (deep, b"hello", b"{}", b'{"boot":"x","info":' + deep + b"}"):
+            # What a host of somebody else may write, and where a mistake of it may end.
+            await leases.put("replica.bodd", body, ttl_s=60)
+            await bus.bucket("catalog").put("bodd", body, ttl_s=60)
+            for boot in boots:
+                for subject in (subjects.control(boot), subjects.call_host(boot), subjects.call_look(boot)):
+                    await bus.wire.publish(subject, body)
+                await bus.queue.publish(subjects.tool_host(boot), body)
+            await bus.queue.publish(subjects.tool_any("verify"), body)
+            await bus.queue.publish(subjects.tasks("local"), body)
+            await bus.queue.publish(subjects.work("normal"), body)
+        for ticket in ({"tenant": "local", "run_id": "run_0_no"}, {"tenant": "..", "run_id": "run_0_no"}):
+            body = json.dumps({**ticket, "sequence": 1}).encode()
+            await bus.queue.publish(subjects.work("normal"), body)
+        try:
+            for _ in range(3):
+                assert (await on.ended(await on.submit("[published]"))).status == "COMPLETED"
+        finally:
+            await leases.delete("replica.bodd")
+            await bus.bucket("catalog").delete("bodd")
+    assert dict(on.perdure.pids) == before
+
+
 async def test_every_service_is_found_by_nats_micro(on: Stage) -> None:
     async with connect(on.bus, SystemClock()) as bus:
 

@@ -14,7 +14,7 @@ from libs.bus.ports import Bus, Liveness
 from libs.chassis.asking import ask_living, noticed
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
-from libs.contracts.errors import BusUnavailable, UnreadableRecord
+from libs.contracts.errors import UNREADABLE, BusUnavailable, UnreadableRecord
 from libs.contracts.tools import (
     CancelCalls,
     ControlReply,
@@ -163,7 +163,7 @@ class Calls:
             return
         try:
             ended = msgspec.json.decode(reply, type=ControlReply).ended
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             self._log.warning("calls.kill_unconfirmed", run_id=run_id, host=boot, reason=str(error))
             return
         self._log.info("calls.killed", run_id=run_id, host=boot, ended=ended)
@@ -173,10 +173,12 @@ class Calls:
         would not change the host."""
         try:
             result = self._results.decode(reply)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             problem = f"the answer of its host cannot be read: {error}"
         else:
-            if (result.call_id, result.attempt) == (call.call_id, call.attempt):
+            ours = (result.call_id, result.attempt) == (call.call_id, call.attempt)
+            # Who could not read the call does not know which it was.
+            if ours or result.refused == Refusal.MALFORMED:
                 return result
             problem = f"its host answered for attempt {result.attempt} of call {result.call_id}"
         self._log.warning("calls.unusable_answer", run_id=call.run_id, call_id=call.call_id, reason=problem)

@@ -14,6 +14,7 @@ import msgspec
 
 from libs.bus.ports import Bus
 from libs.chassis.logs import get_logger
+from libs.contracts.errors import UNREADABLE
 from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import replica_key
 from libs.contracts.tools import RUN_TOOLS, HostCatalog, ToolSpec
@@ -140,6 +141,6 @@ class Hosts:
             return None
         try:
             return decoder.decode(value)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self._log.warning("hosts.unreadable", key=key, error=str(error))
             return None

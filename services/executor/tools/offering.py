@@ -13,6 +13,7 @@ from libs.bus.history import blob_name
 from libs.bus.ports import Blobs
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
+from libs.contracts.errors import UNREADABLE
 from libs.contracts.run import RunState
 from libs.contracts.tools import ToolSpec
 from libs.contracts.values import Offered
@@ -80,7 +81,7 @@ class Offerings:
         data = await self._blobs.get(blob_name(tenant, digest))
         try:
             return {spec.name: spec for spec in _decoder.decode(data)} if data is not None else None
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             _log.warning("offering.unreadable", digest=digest, error=str(error))
             return None
 

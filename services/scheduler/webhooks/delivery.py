@@ -12,6 +12,7 @@ import msgspec
 from libs.bus.ports import ACK, Bucket, Delivery, Outcome, dead, nak
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock, rfc3339
+from libs.contracts.errors import UNREADABLE
 from libs.contracts.subjects import webhook_state_key
 from libs.contracts.webhooks import Webhook, WebhookDelivery, WebhookState, signed_headers
 from services.scheduler.webhooks.outbound import Answer, Sender
@@ -55,7 +56,7 @@ class Deliveries:
         """One message of a webhook's queue."""
         try:
             message = msgspec.json.decode(delivery.body, type=WebhookDelivery)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             return dead(f"this is no delivery of a webhook: {error}")
         webhook = self._find(message.webhook_id)
         if webhook is None:

@@ -12,7 +12,7 @@ import msgspec
 from libs.bus.ports import Bus
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
-from libs.contracts.errors import PerdureError
+from libs.contracts.errors import UNREADABLE, PerdureError
 from libs.contracts.ids import SHARDS
 from libs.contracts.streams import hook_consumer, matching_consumer
 from libs.contracts.subjects import HOOKS, webhook_of
@@ -68,7 +68,7 @@ class Webhooks:
     def _learn(self, value: bytes, leadership: Leadership, group: asyncio.TaskGroup) -> None:
         try:
             webhook = msgspec.json.decode(value, type=Webhook)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             _log.warning("webhook.not_understood", message=str(error))
             return
         self._known[webhook.webhook_id] = webhook

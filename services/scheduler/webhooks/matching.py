@@ -15,7 +15,7 @@ from libs.chassis.logs import get_logger
 from libs.contracts.clipping import clipped
 from libs.contracts.clock import Clock, parse_rfc3339
 from libs.contracts.envelope import Record, raw_events
-from libs.contracts.errors import UnreadableRecord
+from libs.contracts.errors import UNREADABLE, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.run import COPYING, EXPERIMENT
 from libs.contracts.streams import HOOKS_KEPT_S
@@ -51,7 +51,7 @@ class Matching:
             record = record_in(self._subjects, delivery)
             await self._settle(record)
             found = matches(record, list(self._wanted()), self._clock)
-        except (UnreadableRecord, ValueError, msgspec.MsgspecError) as error:
+        except (UnreadableRecord, ValueError, *UNREADABLE) as error:
             _log.warning("webhook.unreadable", sequence=delivery.stream_sequence, message=str(error))
             return ACK
         for one in found:
