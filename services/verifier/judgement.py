@@ -33,7 +33,7 @@ from libs.contracts.evidence import (
 )
 from libs.policy.globs import matches, matches_any
 from services.verifier.claims import Claim
-from services.verifier.verdict import FEEDBACK_TAIL_CHARS, tail_of
+from services.verifier.verdict import CLAIMS, FEEDBACK_TAIL_CHARS, tail_of
 
 # What unittest (exit 0 before Python 3.12, 5 since) and pytest (5) say when they found nothing to run, and what they say
 # when they did: a command may run several suites.
@@ -291,7 +291,7 @@ def claims_result(
             what = "was not changed" if fact is not None and fact.after is not None else "does not exist"
             problems.append(f"{claim.path} {what} (the answer says: {claim.sentence[:200]})")
     return CheckResult(
-        kind="claims",
+        kind=CLAIMS,
         subject=_named([claim.path for claim in judged]),
         status=CheckStatus.FAILED if problems else CheckStatus.PASSED,
         reason="; ".join(problems[:_NAMED_MAX]) or "what the answer says was written is there",

@@ -1,13 +1,15 @@
 """The verdict over the checks of a round, and what the model is told about it. PURE.
 
 Invariant: PASSED needs at least one applicable check and all of them green; one red check is FAILED; nothing applicable
-is UNVERIFIED, never PASSED.
+is UNVERIFIED, never PASSED. What the run says of itself can only count against it.
 """
 
 from collections.abc import Sequence
 
 from libs.contracts.checks import CheckResult, CheckStatus, Verdict
 
+# The kind of the result that holds what an answer says against what is there.
+CLAIMS = "claims"
 # What of a check's output the model reads: enough for a traceback, small beside its context.
 FEEDBACK_TAIL_CHARS = 4000
 # All outputs of one message together.
@@ -18,7 +20,8 @@ def verdict(results: Sequence[CheckResult]) -> Verdict:
     statuses = {result.status for result in results}
     if CheckStatus.FAILED in statuses:
         return Verdict.FAILED
-    return Verdict.PASSED if CheckStatus.PASSED in statuses else Verdict.UNVERIFIED
+    proved = any(result.status is CheckStatus.PASSED and result.kind != CLAIMS for result in results)
+    return Verdict.PASSED if proved else Verdict.UNVERIFIED
 
 
 def feedback(results: Sequence[CheckResult], *, round_number: int, last: bool) -> str:

@@ -202,6 +202,22 @@ def test_tampering_with_tests(
     assert found is None or (found.status is RED and change.path in found.reason)
 
 
+@pytest.mark.parametrize(
+    "others,expected",
+    [
+        ([], Verdict.UNVERIFIED),
+        ([GREY], Verdict.UNVERIFIED),
+        ([GREEN], Verdict.PASSED),
+        ([RED], Verdict.FAILED),
+    ],
+)
+def test_what_an_answer_says_of_itself_proves_nothing(others: list[CheckStatus], expected: Verdict) -> None:
+    said = claims_result([Claim("a.py", "I wrote a.py.")], snapshot(added("a.py")), {})
+    assert said is not None
+    assert said.status is GREEN
+    assert verdict([*map(result, others), said]) is expected
+
+
 def test_changes_that_nobody_was_told_of_are_no_reason_to_pass() -> None:
     cut = msgspec.structs.replace(snapshot(added("a")), left_out=7)
     tampering = tampering_result(cut, [TestsCheck()])
