@@ -16,6 +16,15 @@ from libs.contracts.envelope import Event
 from libs.contracts.errors import IllegalTransition
 from libs.contracts.eventbody import EventBody
 from libs.contracts.evolve_items import all_again, all_over, counted, item_decided, items_begun, items_ended
+from libs.contracts.evolve_sessions import (
+    error_text,
+    illegal,
+    session_ended,
+    session_run_ended,
+    session_run_requested,
+    session_stalled,
+    session_started,
+)
 from libs.contracts.items import ItemsState
 from libs.contracts.project import (
     ACTIVE_FEATURE,
@@ -24,21 +33,13 @@ from libs.contracts.project import (
     PHASE_LEGAL,
     Block,
     Feature,
-    LastSession,
     ProjectState,
-    StageEnd,
-    Waiting,
-    Work,
 )
 from libs.contracts.projects import (
-    ERROR_CHARS_MAX,
     FeatureSpec,
     FeatureStatus,
-    Outcome,
     ProjectStatus,
-    remembered,
 )
-from libs.contracts.sessions import SessionKind, Stage
 
 _replace = msgspec.structs.replace
 
@@ -54,7 +55,7 @@ def evolve_project(state: ProjectState | None, event: Event) -> ProjectState:
         )
     legal = LEGAL.get(type(body))
     if legal is None or state.status not in legal:
-        raise _illegal(state, event, f"{body.type} is not legal in {state.status}")
+        raise illegal(state, event, f"{body.type} is not legal in {state.status}")
     folded = _FOLDS[type(body)](state, event)
     return _replace(folded, sequence=event.sequence, last_event_at=event.at)
 
@@ -79,24 +80,20 @@ def _created(event: Event) -> ProjectState:
     return counted(_replace(state, items=ItemsState())) if body.spec.map is not None else state
 
 
-def _illegal(state: ProjectState, event: Event, why: str) -> IllegalTransition:
-    return IllegalTransition(f"event {event.sequence} of {state.project_id}: {why}")
-
-
 # --- The list of features ---------------------------------------------------------------------------------------
 
 
 def _list_set(state: ProjectState, event: Event) -> ProjectState:
     body = cast(e.FeatureListSet, event.body)
     if state.features:
-        raise _illegal(state, event, "the list of features is set once")
+        raise illegal(state, event, "the list of features is set once")
     return _replace(_listed(state, body.features), problems=[])
 
 
 def _list_amended(state: ProjectState, event: Event) -> ProjectState:
     body = cast(e.FeatureListAmended, event.body)
     if any(spec.id in state.features for spec in body.features):
-        raise _illegal(state, event, "a feature that is listed is never changed")
+        raise illegal(state, event, "a feature that is listed is never changed")
     # What was proved was proved of a shorter list.
     return _replace(_listed(state, body.features), problems=[], proved_at=None)
 
@@ -116,14 +113,14 @@ def _feature_changed(state: ProjectState, event: Event) -> ProjectState:
     body = cast(e.FeatureStateChanged, event.body)
     known = state.features.get(body.feature_id)
     if known is None or known.state is not body.before:
-        raise _illegal(state, event, f"feature {body.feature_id} is not {body.before}")
+        raise illegal(state, event, f"feature {body.feature_id} is not {body.before}")
     if body.state not in FEATURE_LEGAL[known.state]:
-        raise _illegal(state, event, f"feature {body.feature_id} goes from {body.before} to {body.state}")
+        raise illegal(state, event, f"feature {body.feature_id} goes from {body.before} to {body.state}")
     evidence = body.evidence
     if body.state is FeatureStatus.VERIFIED and (evidence is None or evidence.verdict != Verdict.PASSED):
-        raise _illegal(state, event, f"feature {body.feature_id} is verified without a verdict PASSED")
+        raise illegal(state, event, f"feature {body.feature_id} is verified without a verdict PASSED")
     if body.state is FeatureStatus.COMMITTED and (evidence is None or not evidence.commit):
-        raise _illegal(state, event, f"feature {body.feature_id} is committed without a commit")
+        raise illegal(state, event, f"feature {body.feature_id} is committed without a commit")
     lane = _lane_of(state, event, body)
     feature = _moved(known, body, event.at, lane)
     counts = {**state.counts, known.state: state.counts[known.state] - 1}
@@ -144,7 +141,7 @@ def _lane_of(state: ProjectState, event: Event, body: e.FeatureStateChanged) -> 
     for lane, work in state.works.items():
         if work.feature_id == body.feature_id and work.session == body.session:
             return lane
-    raise _illegal(state, event, f"no session works on feature {body.feature_id}")
+    raise illegal(state, event, f"no session works on feature {body.feature_id}")
 
 
 def _moved(known: Feature, body: e.FeatureStateChanged, at: str, lane: int | None) -> Feature:
@@ -168,7 +165,7 @@ def _moved(known: Feature, body: e.FeatureStateChanged, at: str, lane: int | Non
                 feature,
                 front=True,
                 regressions=feature.regressions + (body.by is None),
-                last_error=_error(body.reason, body.evidence.output if body.evidence else ""),
+                last_error=error_text(body.reason, body.evidence.output if body.evidence else ""),
             )
         case FeatureStatus.PENDING if body.by is not None:
             return _replace(feature, failures=0, unfinished=0, regressions=0)
@@ -184,7 +181,7 @@ def _moved(known: Feature, body: e.FeatureStateChanged, at: str, lane: int | Non
 def _phase_changed(state: ProjectState, event: Event) -> ProjectState:
     body = cast(e.PhaseChanged, event.body)
     if body.before is not state.phase or body.phase not in PHASE_LEGAL[state.phase]:
-        raise _illegal(state, event, f"the phase goes from {state.phase} to {body.phase}")
+        raise illegal(state, event, f"the phase goes from {state.phase} to {body.phase}")
     return _replace(state, phase=body.phase)
 
 
@@ -228,7 +225,7 @@ def _cancel_requested(state: ProjectState, event: Event) -> ProjectState:
 
 def _cancelled(state: ProjectState, event: Event) -> ProjectState:
     if state.works or (state.items is not None and state.items.going):
-        raise _illegal(state, event, "a session still goes on")
+        raise illegal(state, event, "a session still goes on")
     return _replace(_halted(state, event.at), status=ProjectStatus.CANCELLED, finished_at=event.at, waits={})
 
 
@@ -238,140 +235,11 @@ def _completed(state: ProjectState, event: Event) -> ProjectState:
         or not state.features
         or any(state.count(status) for status in FeatureStatus if status not in _DONE)
     ):
-        raise _illegal(state, event, "not every feature is committed or skipped")
+        raise illegal(state, event, "not every feature is committed or skipped")
     return _replace(_halted(state, event.at), status=ProjectStatus.COMPLETED, finished_at=event.at, waits={})
 
 
 _DONE = frozenset({FeatureStatus.COMMITTED, FeatureStatus.SKIPPED})
-
-
-# --- Sessions ---------------------------------------------------------------------------------------------------
-
-
-def _started(state: ProjectState, event: Event) -> ProjectState:
-    body = cast(e.SessionStarted, event.body)
-    if body.session != state.sessions + 1 or body.lane in state.works:
-        raise _illegal(state, event, f"session {body.session} cannot begin in lane {body.lane}")
-    if any(work.feature_id == body.feature_id is not None for work in state.works.values()):
-        raise _illegal(state, event, f"another lane works on {body.feature_id}")
-    work = Work(
-        session=body.session,
-        kind=body.kind,
-        lane=body.lane,
-        started_at=event.at,
-        feature_id=body.feature_id,
-        attempt=body.attempt,
-        reverify=body.reverify,
-        base=body.base,
-    )
-    waits = {lane: wait for lane, wait in state.waits.items() if lane != body.lane}
-    features = state.features
-    if body.feature_id is not None:
-        known = features[body.feature_id]
-        features = {**features, known.id: _replace(known, sessions=known.sessions + 1)}
-    return _replace(
-        state,
-        sessions=body.session,
-        works={**state.works, body.lane: work},
-        waits=waits,
-        features=features,
-    )
-
-
-def _work(state: ProjectState, event: Event, lane: int, session: int) -> Work:
-    work = state.works.get(lane)
-    if work is None or work.session != session:
-        raise _illegal(state, event, f"session {session} does not go on in lane {lane}")
-    return work
-
-
-def _run_requested(state: ProjectState, event: Event) -> ProjectState:
-    body = cast(e.SessionRunRequested, event.body)
-    work = _work(state, event, body.lane, body.session)
-    if work.run_id is not None or body.stage in work.ends:
-        raise _illegal(state, event, f"session {body.session} has its run {work.run_id} already")
-    work = _replace(work, stage=body.stage, run_id=body.run_id, requested_at=event.at)
-    return _replace(state, works={**state.works, body.lane: work})
-
-
-def _stalled(state: ProjectState, event: Event) -> ProjectState:
-    body = cast(e.SessionStalled, event.body)
-    work = _work(state, event, body.lane, body.session)
-    if work.run_id != body.run_id or work.stalled:
-        raise _illegal(state, event, f"run {body.run_id} is not one that may stall")
-    why = f"it showed no sign of life for {body.silent_s:.0f} s, {body.limit_s:g} s are allowed (stall_s)"
-    return _replace(state, works={**state.works, body.lane: _replace(work, stalled=why)})
-
-
-def _run_ended(state: ProjectState, event: Event) -> ProjectState:
-    body = cast(e.SessionRunEnded, event.body)
-    work = _work(state, event, body.lane, body.session)
-    if work.run_id != body.run_id or work.stage is not body.stage:
-        raise _illegal(state, event, f"run {body.run_id} is not the one that goes on")
-    end = msgspec.convert(body, StageEnd, from_attributes=True)
-    work = _replace(work, stage=None, run_id=None, stalled="", ends={**work.ends, body.stage: end})
-    lanes = state.lanes | {work.lane} if body.stage is Stage.BEGIN and body.error is None else state.lanes
-    works, usage = {**state.works, body.lane: work}, state.usage.plus(body.usage)
-    return _replace(state, works=works, usage=usage, lanes=lanes)
-
-
-def _ended(state: ProjectState, event: Event) -> ProjectState:
-    body = cast(e.SessionEnded, event.body)
-    work = _work(state, event, body.lane, body.session)
-    feature = state.features.get(work.feature_id or "")
-    if work.run_id is not None or (feature is not None and feature.state in ACTIVE_FEATURE):
-        raise _illegal(state, event, f"session {body.session} is not over yet")
-    error = _error(body.reason, body.evidence.output if body.evidence is not None else "")
-    state = _judged(state, work, body, error)
-    waits = state.waits
-    if body.retry_at is not None:
-        wait = Waiting(until=body.retry_at, sequence=event.sequence, feature_id=body.feature_id)
-        waits = {**waits, body.lane: wait}
-    return _replace(
-        state,
-        works={lane: other for lane, other in state.works.items() if lane != body.lane},
-        waits=waits,
-        handoff=remembered(state.handoff, body.handoff),
-        last_session=LastSession(
-            session=body.session,
-            outcome=body.outcome,
-            reason=body.reason,
-            feature_id=body.feature_id,
-            at=event.at,
-        ),
-        last_error="" if body.outcome in _GOOD else error,
-        head=body.head or state.head,
-        baseline=body.baseline or state.baseline,
-        proved_at=event.sequence if body.outcome is Outcome.PROVED else state.proved_at,
-    )
-
-
-_GOOD = frozenset({Outcome.COMMITTED, Outcome.INITIALIZED, Outcome.PROVED})
-_COUNTED = frozenset({Outcome.FAILED, Outcome.CANCELLED})
-
-
-def _judged(state: ProjectState, work: Work, body: e.SessionEnded, error: str) -> ProjectState:
-    """What the end of a session says against its feature, or against the beginning of the project."""
-    if work.kind is not SessionKind.FEATURE:
-        failed = body.outcome in _COUNTED or body.outcome is Outcome.UNFINISHED
-        return _replace(state, failures=state.failures + 1 if failed else 0)
-    assert work.feature_id is not None
-    known = state.features[work.feature_id]
-    feature = known
-    if body.outcome in _COUNTED:
-        # What was judged and failed is not gone on with; people find it under the session's side ref.
-        kept = None if Stage.AGENT in work.ends else known.side_ref
-        feature = _replace(known, failures=known.failures + 1, last_error=error, side_ref=kept)
-    elif body.outcome is Outcome.UNFINISHED:
-        # Of a session that never came to its agent, what the one before left is still to be gone on with.
-        kept = body.side_ref if Stage.AGENT in work.ends else body.side_ref or known.side_ref
-        feature = _replace(known, unfinished=known.unfinished + 1, last_error=error, side_ref=kept)
-    return _replace(state, features={**state.features, feature.id: feature})
-
-
-def _error(reason: str, output: str) -> str:
-    text = f"{reason}\n{output}".strip()
-    return text if len(text) <= ERROR_CHARS_MAX else text[: ERROR_CHARS_MAX - 1] + "…"
 
 
 _FOLDS: dict[type[EventBody], Callable[[ProjectState, Event], ProjectState]] = {
@@ -385,11 +253,11 @@ _FOLDS: dict[type[EventBody], Callable[[ProjectState, Event], ProjectState]] = {
     e.ProjectCancelRequested: _cancel_requested,
     e.ProjectCancelled: _cancelled,
     e.ProjectCompleted: _completed,
-    e.SessionStarted: _started,
-    e.SessionRunRequested: _run_requested,
-    e.SessionStalled: _stalled,
-    e.SessionRunEnded: _run_ended,
-    e.SessionEnded: _ended,
+    e.SessionStarted: session_started,
+    e.SessionRunRequested: session_run_requested,
+    e.SessionStalled: session_stalled,
+    e.SessionRunEnded: session_run_ended,
+    e.SessionEnded: session_ended,
     e.FeatureStateChanged: _feature_changed,
     e.ItemsBegun: items_begun,
     e.ItemsEnded: items_ended,

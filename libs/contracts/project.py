@@ -11,6 +11,7 @@ from libs.contracts import project_events as e
 from libs.contracts.eventbody import EventBody
 from libs.contracts.items import ItemsState
 from libs.contracts.projects import (
+    REMOVALS_MAX,
     Evidence,
     FeatureSpec,
     FeatureStatus,
@@ -25,7 +26,7 @@ from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.values import RunError, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-PROJECT_FOLD_VERSION = 3
+PROJECT_FOLD_VERSION = 4
 
 F, P, S = FeatureStatus, Phase, ProjectStatus
 
@@ -68,9 +69,10 @@ LEGAL: dict[type[EventBody], frozenset[ProjectStatus]] = {
     e.ProjectCancelRequested: LIVE,
     e.ProjectCancelled: LIVE,
     e.ProjectCompleted: frozenset({S.ACTIVE}),
-    e.SessionStarted: frozenset({S.ACTIVE}),
-    e.SessionRunRequested: frozenset({S.ACTIVE}),
-    e.SessionStalled: frozenset({S.ACTIVE}),
+    # Of a project that is cancelled while it rests, what lanes hold is brought home first.
+    e.SessionStarted: LIVE,
+    e.SessionRunRequested: LIVE,
+    e.SessionStalled: LIVE,
     e.SessionRunEnded: LIVE,
     e.SessionEnded: LIVE,
     e.FeatureStateChanged: LIVE,
@@ -192,9 +194,12 @@ class ProjectState(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[FeatureStatus, int] = {}
     works: dict[int, Work] = {}
     waits: dict[int, Waiting] = {}
-    # The lanes whose own workspaces stand.
+    # The lanes whose own workspaces stand; and how often, in a row, one could not be emptied.
     lanes: frozenset[int] = frozenset()
+    unremoved: dict[int, int] = {}
+    # Those that removed are among the sessions, and not what a cap on sessions is about.
     sessions: int = 0
+    removals: int = 0
     # First sessions, or proofs of the whole, that failed in a row; and the event that says that the whole was proved.
     failures: int = 0
     proved_at: int | None = None
@@ -219,6 +224,18 @@ class ProjectState(msgspec.Struct, frozen=True, kw_only=True):
     def in_lanes(self) -> bool:
         """Whether sessions of features are held beside each other, each in the workspace of its lane."""
         return self.spec.map is None and self.spec.concurrency > 1
+
+    @property
+    def to_leave(self) -> list[int]:
+        """The lanes whose workspaces are still to be emptied before the project ends."""
+        return [lane for lane in sorted(self.lanes) if self.unremoved.get(lane, 0) < REMOVALS_MAX]
+
+    @property
+    def removed(self) -> list[int]:
+        """The lanes whose workspaces hold nothing of worth: emptied, or never more than begun."""
+        return (
+            [lane for lane in range(self.spec.concurrency) if lane not in self.lanes] if self.in_lanes else []
+        )
 
     @property
     def active_features(self) -> list[Feature]:

@@ -104,19 +104,24 @@ class ProjectCancelRequested(EventBody, frozen=True, kw_only=True):
 
 
 class ProjectCancelled(EventBody, frozen=True, kw_only=True):
+    """`removed`: the lanes whose workspaces nobody needs any more; from now on hosts remove them."""
+
     type = "project.cancelled"
     life = True
     by: str
+    removed: list[int] = msgspec.field(default_factory=list[int])
 
 
 class ProjectCompleted(EventBody, frozen=True, kw_only=True):
-    """All features are committed or skipped, and all committed ones were proved once more."""
+    """All features are committed or skipped, and all committed ones were proved once more. `removed`: the lanes whose
+    workspaces nobody needs any more; from now on hosts remove them."""
 
     type = "project.completed"
     life = True
     committed: int
     skipped: int
     commit: str | None = None
+    removed: list[int] = msgspec.field(default_factory=list[int])
 
 
 class SessionStarted(EventBody, frozen=True, kw_only=True):

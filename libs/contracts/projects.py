@@ -29,6 +29,8 @@ EVIDENCE_CHARS_MAX = 300
 
 # Sessions of features beside each other: each has a copy of the workspace, and all of them meet in one branch.
 LANES_MAX = 16
+# Sessions that try to empty the workspace of one lane; then it stays where it is, with all that it holds.
+REMOVALS_MAX = 2
 
 ATTEMPTS_DEFAULT = 5
 STALL_S_DEFAULT = 300.0
@@ -69,7 +71,7 @@ class ProjectStatus(StrEnum):
 
 class Outcome(StrEnum):
     """How a session ended. `unfinished`: it was cut off by a budget with nothing against it, and goes on; `abandoned`:
-    nobody wants any more what it was for."""
+    nobody wants any more what it was for; `removed`: its lane's workspace holds nothing that is not safe elsewhere."""
 
     COMMITTED = "committed"
     INITIALIZED = "initialized"
@@ -79,6 +81,7 @@ class Outcome(StrEnum):
     REGRESSED = "regressed"
     CANCELLED = "cancelled"
     ABANDONED = "abandoned"
+    REMOVED = "removed"
 
 
 class FeatureSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,7 +96,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Commands of the project around its workspace, as argv. `after_create` and `before_run` fail closed."""
+    """Commands of the project around its workspaces, as argv. `after_create` and `before_run` fail closed."""
 
     after_create: list[str] | None = None
     before_run: list[str] | None = None

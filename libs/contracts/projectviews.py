@@ -312,8 +312,11 @@ def _active(state: ProjectState, work: Work, run: RunState | None) -> ActiveView
 
 def _between(work: Work) -> str:
     """What a session does that has no run."""
-    waits = Stage.CLOSE in work.ends and work.run_id is None
-    return "waits for its turn to be merged" if waits else "is about to begin"
+    if work.run_id is None and Stage.CLOSE in work.ends:
+        return "waits for its turn to be merged"
+    if work.run_id is None and Stage.LEAVE in work.ends:
+        return "waits for its turn to be kept"
+    return "is about to begin"
 
 
 def _phase(state: ProjectState, runs: dict[str, RunState]) -> Phase:

@@ -14,24 +14,29 @@ WRITE_FEATURES = "write_features"
 
 class SessionKind(StrEnum):
     """`initialize` writes the list of features, `feature` works on one, `final` proves all of them once more; `item`
-    does one item of many and knows nothing of the project."""
+    does one item of many and knows nothing of the project; `remove` empties the workspace of a lane, which goes at the
+    project's end."""
 
     INITIALIZE = "initialize"
     FEATURE = "feature"
     FINAL = "final"
     ITEM = "item"
+    REMOVE = "remove"
 
 
 class Stage(StrEnum):
     """The runs of a session, in order: an errand that looks at the environment, the agent, an errand that closes. One that
     is held beside others has a workspace of its own: an errand before them makes that what the project is, and one behind
-    them brings the commit to the project's workspace."""
+    them brings the commit to the project's workspace. A session that removes has two of its own: one takes leave in the
+    lane's workspace, one brings what was left there to the project's."""
 
     BEGIN = "begin"
     HEALTH = "health"
     AGENT = "agent"
     CLOSE = "close"
     MERGE = "merge"
+    LEAVE = "leave"
+    GATHER = "gather"
 
 
 class SessionRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

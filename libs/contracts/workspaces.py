@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from libs.contracts.eventbody import EventBody
+from libs.contracts.ids import is_id
 from libs.contracts.values import ProjectInstructions
 
 # Calls of the runtime itself in errands, over the work queue; never offered to a model (`HostCatalog`). Each is idempotent.
@@ -26,6 +27,10 @@ WORKSPACE_RESTORE = "workspace_restore"
 WORKSPACE_BEGIN = "workspace_begin"
 # `workspace_merge` {branch, object, ref, head} -> metadata {conflicts: [path]}: the tree is `head` with what `ref` changed
 WORKSPACE_MERGE = "workspace_merge"
+# `workspace_leave` {object, ref, message, head} -> metadata {offered: bool}: all that `head` does not hold is stored
+WORKSPACE_LEAVE = "workspace_leave"
+# `workspace_gather` {object, under} -> the references that another workspace left are here, below `under`
+WORKSPACE_GATHER = "workspace_gather"
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +101,20 @@ def workspace_of(name: str) -> str:
 def lane_workspace(workspace: str, lane: int) -> str:
     """The name of the workspace that a lane of a project has for itself."""
     return f"{workspace}-lane-{lane}"
+
+
+def lane_of(name: str) -> tuple[str, int] | None:
+    """The project and the lane whose workspace has this name, by its form; `None`: it is none of a lane's."""
+    project, _, lane = name.rpartition("-lane-")
+    # One spelling for each number, so that no two names are one lane's.
+    if not is_id("project", project) or not lane.isascii() or not lane.isdigit() or lane != str(int(lane)):
+        return None
+    return project, int(lane)
+
+
+def leavings_object(project_id: str, lane: int) -> str:
+    """The name of the object that holds what was left in a lane's workspace, until the project's has it."""
+    return f"{project_id}/lane/{lane}"
 
 
 def branch_object(project_id: str) -> str:

@@ -20,7 +20,7 @@ from libs.contracts.errors import LeaseLost
 from libs.contracts.ids import SHARDS
 from libs.contracts.leases import LeaseValue
 from services.scheduler.blobs import OldBlobs, Pace
-from services.scheduler.chores import Advance, Chores, unfinished
+from services.scheduler.chores import Advance, Chores, Removers, unfinished
 from services.scheduler.deadlines import Deadlines
 from services.scheduler.endings import Endings
 from services.scheduler.family import Family
@@ -30,6 +30,7 @@ from services.scheduler.places import Places
 from services.scheduler.projects.orchestrator import Orchestrator
 from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.projects.silences import overdue
+from services.scheduler.projects.vacated import Vacated
 from services.scheduler.remains import Remains
 from services.scheduler.replicas import Replicas
 from services.scheduler.retention import Keeping, Retention
@@ -86,8 +87,10 @@ class Scheduler:
         )
         others = Others(ProjectRows(self._orchestrator.known), ScheduleRows())
         keeper = Keeper(bus, others.schedules, creation, clock)
+        vacated = Vacated(bus.log, runs, self.rows, others.projects.vacated)
+        removers = Removers(remains, vacated)
         self._chores = Chores(
-            family, endings, self._orchestrator, keeper, bus.timers, remains, halting, clock
+            family, endings, self._orchestrator, keeper, bus.timers, removers, halting, clock
         )
         self._wakeups = Wakeups(
             bus.log, runs, self.rows, clock, self._reconsider, self._chores.add, remains.note, others
@@ -97,7 +100,7 @@ class Scheduler:
         self._deadlines = Deadlines(bus, runs, self.rows, self._wakeups, self._chores, copies)
         self._takeover = Takeover(liveness, self._replicas, bus.queue, bus.subjects, bus.bucket("catalog"))
         projects, deadlines, hosts = others.projects, self._deadlines.compare, self._takeover.find_hosts
-        clearing = (remains.finish_deletions, remains.clear, snapshots.clear)
+        clearing = (remains.finish_deletions, remains.clear, snapshots.clear, vacated.finish)
         steps = (hosts, deadlines, *clearing, self._times.find_lost)
         self._sweep = Sweep(
             self.rows, self._wakeups, self._replicas, self._chores, clock, timing, projects, steps

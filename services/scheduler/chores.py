@@ -21,6 +21,7 @@ from services.scheduler.family import Family
 from services.scheduler.halting import Halting
 from services.scheduler.leadership import Leadership
 from services.scheduler.projects.orchestrator import Orchestrator
+from services.scheduler.projects.vacated import Vacated
 from services.scheduler.remains import Remains
 from services.scheduler.row import Row, events_of, session_of
 from services.scheduler.schedules.keeper import Keeper
@@ -104,7 +105,14 @@ class Tend(NamedTuple):
     ended: bool = False
 
 
-Chore = Advance | Tend | Report | Review | Recall | Arm | Disarm | Purge | Halt | Finish
+class Vacate(NamedTuple):
+    """A project has ended, and nobody needs the workspaces of these lanes any more."""
+
+    project: LogKey
+    lanes: tuple[int, ...]
+
+
+Chore = Advance | Tend | Vacate | Report | Review | Recall | Arm | Disarm | Purge | Halt | Finish
 
 
 def ended(
@@ -149,6 +157,13 @@ def halted(before: Row | None, wakeup: Wakeup, status: RunStatus) -> list[Chore]
     return [Halt(wakeup.key, record.header.epoch)] if ends else []
 
 
+class Removers(NamedTuple):
+    """Who removes what runs, and projects, leave behind."""
+
+    remains: Remains
+    vacated: Vacated
+
+
 class Chores:
     """Does chores one by one in a few workers, each once however often it was asked for meanwhile."""
 
@@ -159,13 +174,13 @@ class Chores:
         orchestrator: Orchestrator,
         keeper: Keeper,
         timers: Timers,
-        remains: Remains,
+        removers: Removers,
         halting: Halting,
         clock: Clock,
     ) -> None:
         self._orchestrator, self._keeper = orchestrator, keeper
         self._family, self._endings, self._timers, self._clock = family, endings, timers, clock
-        self._remains, self._halting = remains, halting
+        self._removers, self._halting = removers, halting
         self._waiting: dict[Chore, None] = {}
         self._added = asyncio.Event()
 
@@ -213,6 +228,8 @@ class Chores:
                 await self._orchestrator.advance(project, fired)
             case Tend(schedule=schedule, ended=ended):
                 await self._keeper.advance(schedule, ended=ended)
+            case Vacate(project=project, lanes=lanes):
+                await self._removers.vacated.clear(project, lanes)
             case Report(child=child):
                 reported = await self._family.report(child)
                 owner = session_of(reported.run_id, reported.task.session) if reported is not None else None
@@ -227,7 +244,7 @@ class Chores:
             case Disarm(run_id=run_id, sequence=sequence):
                 await self._timers.cancel(run_id, sequence)
             case Purge(run=run, tombstone=tombstone):
-                await self._remains.purge(run, tombstone)
+                await self._removers.remains.purge(run, tombstone)
             case Halt(run=run, epoch=epoch):
                 await self._halting.halt(run, epoch)
             case Finish(run=run):

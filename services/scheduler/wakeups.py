@@ -15,7 +15,7 @@ from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, LogError, UnreadableRecord
 from libs.contracts.ids import is_id
 from libs.contracts.run import TERMINAL, RunStatus
-from services.scheduler.chores import Advance, Chore, Tend, ended, halted, moved, unfinished
+from services.scheduler.chores import Advance, Chore, Tend, Vacate, ended, halted, moved, unfinished
 from services.scheduler.projects.rows import ProjectRows
 from services.scheduler.row import Row, advanced, is_tombstone, read
 from services.scheduler.rows import Rows
@@ -44,7 +44,9 @@ class Others(NamedTuple):
     def note(self, wakeup: Wakeup) -> list[Chore]:
         """Take in a record of one; what it asks for."""
         if is_id("project", wakeup.key.log_id):
-            return [Advance(wakeup.key)] if self.projects.note(wakeup) else []
+            news = self.projects.note(wakeup)
+            lanes = self.projects.vacated.get(wakeup.key)
+            return [Advance(wakeup.key)] if news else [Vacate(wakeup.key, lanes)] if lanes else []
         if is_id("schedule", wakeup.key.log_id):
             return [Tend(wakeup.key)] if self.schedules.note(wakeup) else []
         return []

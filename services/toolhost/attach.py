@@ -128,6 +128,8 @@ class Workspaces:
         self._attached: dict[str, Attached] = {}
         self._used_at: dict[str, float] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # The folders that may go soon: whoever clears looks at them first.
+        self.leaving: set[Path] = set()
         self._liveness: Liveness | None = None
         self._root_id = ""
         self._logger = get_logger("workspaces")

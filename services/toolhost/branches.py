@@ -36,6 +36,11 @@ async def offer(
     project's branch. Raises `RepositoryFault`."""
     await git.forget_file(_OUT)
     await git.bundle(_OUT, commit, ref or _BRANCH_REF, since)
+    await _stored(context, git, name)
+
+
+async def _stored(context: ToolContext, git: ProjectGit, name: str) -> None:
+    """Put the bundle that git has made under a name, and away."""
     try:
         with tempfile.TemporaryDirectory(dir=context.repository.git_dir) as aside:
             copy = Path(aside) / "bundle"
@@ -47,16 +52,42 @@ async def offer(
         await git.forget_file(_OUT)
 
 
-async def take(context: ToolContext, git: ProjectGit, name: str) -> bool:
-    """Take in what was offered under a name, under the references that it was offered as; whether there was anything. Raises
-    `RepositoryFault`, also when the store is away."""
+async def leave(context: ToolContext, name: str, ref: str, message: str, head: str | None) -> bool:
+    """Put under a name all that stands in the workspace and `head` of the project's branch, as far as it has come here, does
+    not hold: the tree as `ref`, and whatever the repository calls by a name; whether there is anything. What git ignores
+    counts for nothing. Raises `RepositoryFault`."""
+    git = ProjectGit(context)
+    await git.ensure()
+    await git.keep_all(ref, message)
+    known = [commit for commit in (head, _BRANCH_REF) if commit is not None and await git.has(commit)]
+    await git.forget_file(_OUT)
+    if not await git.bundle_all(_OUT, known):
+        return False
+    await _stored(context, git, name)
+    return True
+
+
+async def gather(context: ToolContext, name: str, under: str) -> None:
+    """Take in all that another workspace left under a name; its references stand below `under`, so that they replace none
+    of this one's. Raises `RepositoryFault`."""
+    git = ProjectGit(context)
+    await git.ensure()
+    if not await take(context, git, name, f"+refs/*:{under}/*"):
+        raise RepositoryFault(f"{name} is stored no more; what it held is looked for again")
+
+
+async def take(
+    context: ToolContext, git: ProjectGit, name: str, references: str = "+refs/perdure/*:refs/perdure/*"
+) -> bool:
+    """Take in what was offered under a name, under the references that it was offered as unless others are named; whether
+    there was anything. Raises `RepositoryFault`, also when the store is away."""
     with tempfile.TemporaryDirectory(dir=context.repository.git_dir) as aside:
         copy = Path(aside) / "bundle"
         if not await _fetched(context, name, copy):
             return False
         await asyncio.to_thread(_placed, context, copy)
     try:
-        await git.unbundle(_IN)
+        await git.unbundle(_IN, references)
     finally:
         with suppress(FileMissing):
             await asyncio.to_thread(context.guard.unlink, _IN)

@@ -17,6 +17,8 @@ from libs.contracts.workspaces import (
     WORKSPACE_BEGIN,
     WORKSPACE_COMMAND,
     WORKSPACE_COMMIT,
+    WORKSPACE_GATHER,
+    WORKSPACE_LEAVE,
     WORKSPACE_MERGE,
     WORKSPACE_PREPARE,
     WORKSPACE_RESTORE,
@@ -93,6 +95,22 @@ class MergeArguments(msgspec.Struct, frozen=True, kw_only=True):
     object: str
     ref: str
     head: str
+
+
+class LeaveArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the tree is called `ref`; all that `head` of the project's branch does not hold is stored as `object`."""
+
+    object: str
+    ref: str
+    message: str
+    head: str | None = None
+
+
+class GatherArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """The references that `object` holds are kept below `under`."""
+
+    object: str
+    under: str
 
 
 async def _prepare(context: ToolContext, arguments: Arguments) -> Outcome:
@@ -269,6 +287,23 @@ async def _merge(context: ToolContext, arguments: Arguments) -> Outcome:
     return Outcome(ok=not conflicts, output=told, metadata={"conflicts": conflicts[:_NAMED_MAX]})
 
 
+async def _leave(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, LeaveArguments)
+    offered = await branches.leave(context, wanted.object, wanted.ref, wanted.message, wanted.head)
+    told = (
+        "what only this workspace holds is stored"
+        if offered
+        else "the project's branch holds all that is here"
+    )
+    return Outcome(ok=True, output=told, metadata={"offered": offered})
+
+
+async def _gather(context: ToolContext, arguments: Arguments) -> Outcome:
+    wanted = decoded(arguments, GatherArguments)
+    await branches.gather(context, wanted.object, wanted.under)
+    return Outcome(ok=True, output=f"what was left is kept below {wanted.under}")
+
+
 ERRANDS: dict[str, Callable[[ToolContext, Arguments], Awaitable[Outcome]]] = {
     WORKSPACE_PREPARE: _prepare,
     WORKSPACE_COMMAND: _command,
@@ -277,6 +312,8 @@ ERRANDS: dict[str, Callable[[ToolContext, Arguments], Awaitable[Outcome]]] = {
     WORKSPACE_RESTORE: _restore,
     WORKSPACE_BEGIN: _begin,
     WORKSPACE_MERGE: _merge,
+    WORKSPACE_LEAVE: _leave,
+    WORKSPACE_GATHER: _gather,
 }
 
 

@@ -35,6 +35,7 @@ from libs.contracts.tools import (
     ToolCall,
     ToolResult,
 )
+from libs.contracts.workspaces import WORKSPACE_LEAVE
 from libs.policy.reach import paths_of_call
 from libs.policy.redaction import Redaction
 from libs.policy.rules import Verb
@@ -235,6 +236,8 @@ class Invocations:
         attached = self._parts.workspaces.find(call)
         if attached is None:
             return refused(call, Refusal.NOT_MY_WORKSPACE)
+        if call.name == WORKSPACE_LEAVE:
+            self._parts.workspaces.leaving.add(attached.place.directory)
 
         async def run(stop: asyncio.Event) -> ToolResult:
             try:

@@ -164,6 +164,26 @@ class ProjectGit:
         await self.check_out(head)
         return SetAside(side_ref=ref, head=head)
 
+    async def keep_all(self, ref: str, message: str) -> None:
+        """Let a side ref hold the commit that is checked out and what the tree adds to it, be it nothing. The tree stays."""
+        now = await self.head()
+        if now is not None and await self.is_clean():
+            await self._run("update-ref", ref, now)
+            return
+        await self._stage(now)
+        tree = (await self._run("write-tree")).strip()
+        parent = ["-p", now] if now is not None else []
+        kept = (await self._run("commit-tree", tree, *parent, "-m", message)).strip()
+        await self._run("update-ref", ref, kept)
+
+    async def bundle_all(self, file: str, without: Sequence[str]) -> bool:
+        """What any reference holds and the commits `without` do not, as a file; whether there is anything."""
+        behind = [f"^{commit}" for commit in without]
+        if not (await self._run("rev-list", "--max-count=1", "--all", *behind)).strip():
+            return False
+        await self._run("bundle", "create", "--quiet", file, "--all", *behind)
+        return True
+
     async def bring_back(self, ref: str, *, marked: bool = False) -> list[str] | None:
         """Put what a side ref holds on top of the tree, uncommitted. Files that do not fit are named, and hold both versions
         between markers if they may be `marked`. `None`, and nothing done, where they may not, or nothing is there."""
@@ -204,9 +224,9 @@ class ProjectGit:
         without = [f"^{since}"] if since is not None else []
         await self._run("bundle", "create", "--quiet", file, ref, *without)
 
-    async def unbundle(self, file: str) -> None:
-        """Take in what `bundle` gave, as what it was called there."""
-        await self._run("fetch", "--quiet", "--no-tags", file, "+refs/perdure/*:refs/perdure/*")
+    async def unbundle(self, file: str, references: str = "+refs/perdure/*:refs/perdure/*") -> None:
+        """Take in what `bundle` gave, as what it was called there, or below another name."""
+        await self._run("fetch", "--quiet", "--no-tags", file, references)
 
     async def forget_file(self, file: str) -> None:
         await self._carry_out(["rm", "-f", file])

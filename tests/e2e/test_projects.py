@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +96,25 @@ async def card(perdure: Stage, project_id: str) -> dict[str, Any]:
         return answer.json()
 
 
-async def once(perdure: Stage, project_id: str, status: str) -> dict[str, Any]:
-    """The card once the project is in this status. Patience is for each step of the project, not for all of them."""
+async def never() -> bool:
+    return False
+
+
+async def once(
+    perdure: Stage, project_id: str, status: str, meanwhile: Callable[[], Awaitable[bool]] = never
+) -> dict[str, Any]:
+    """The card once the project is in this status, or something else is true. Patience is for each step of the project,
+    not for all of them."""
     sequence: object = None
 
-    async def look() -> dict[str, Any] | None:
-        seen = await card(perdure, project_id)
-        return seen if seen["status"] == status or seen["last_sequence"] != sequence else None
+    async def look() -> tuple[dict[str, Any], bool] | None:
+        seen, over = await card(perdure, project_id), await meanwhile()
+        over = over or seen["status"] == status
+        return (seen, over) if over or seen["last_sequence"] != sequence else None
 
     while True:
-        seen = await eventually(look, f"{project_id} {status} behind event {sequence}", every_s=0.1)
-        if seen["status"] == status:
+        seen, over = await eventually(look, f"{project_id} {status} behind event {sequence}", every_s=0.1)
+        if over:
             return seen
         sequence = seen["last_sequence"]
 
@@ -124,6 +132,18 @@ def log_of(perdure: Stage, project_id: str) -> list[str]:
     ]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [line for line in said.splitlines() if line]
+
+
+def references(perdure: Stage, project_id: str) -> list[str]:
+    """All that the workspace's own repository calls by a name."""
+    command = [
+        "git",
+        "-C",
+        str(perdure.data / "workspaces" / project_id),
+        "for-each-ref",
+        "--format=%(refname)",
+    ]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
 def is_clean(perdure: Stage, project_id: str) -> bool:
@@ -199,6 +219,10 @@ def side(name: str) -> dict[str, Any]:
     return made | {"acceptance": [*made["acceptance"], check("sides.txt", name)]}
 
 
+# It does not come to its end the first time, and never well.
+BYE = "test -f bye.txt && echo no time && exit 1; touch bye.txt; sleep 60"
+
+
 async def test_features_beside_each_other_are_merged_one_by_one_and_a_contradiction_is_solved(
     perdure: Stage,
 ) -> None:
@@ -209,7 +233,9 @@ async def test_features_beside_each_other_are_merged_one_by_one_and_a_contradict
         brief="Build.",
         features=[side("left"), side("right"), feature("behind", depends_on=["left"])],
         concurrency=2,
+        hooks={"before_remove": ["sh", "-c", BYE]},
     )
+    lanes = [perdure.data / "workspaces" / f"{project_id}-lane-{lane}" for lane in (0, 1)]
 
     async def look() -> dict[str, Any]:
         return await card(perdure, project_id)
@@ -219,8 +245,18 @@ async def test_features_beside_each_other_are_merged_one_by_one_and_a_contradict
     await eventually(look, "a merge", fits=lambda seen: seen["phase"] == "commit", every_s=0.05)
     for victim in ("toolhost", "executor", "scheduler"):
         perdure.perdure.kill(victim)
+
+    async def within_the_hooks() -> bool:
+        return all((lane / "bye.txt").exists() for lane in lanes)
+
+    await once(perdure, project_id, "COMPLETED", meanwhile=within_the_hooks)
+    perdure.perdure.kill("toolhost")
     await once(perdure, project_id, "COMPLETED")
 
+    async def gone() -> bool:
+        return not any(lane.exists() for lane in lanes)
+
+    await eventually(gone, "nobody needs the lanes any more")
     history = log_of(perdure, project_id)
     assert sorted(history) == ["behind", "left", "right"], "one commit a feature, whoever was killed"
     assert history.index("left") < history.index("behind")
@@ -239,6 +275,13 @@ async def test_features_beside_each_other_are_merged_one_by_one_and_a_contradict
     assert sorted(one["attempts"] for one in listed) == [1, 1, 2]
     assert sum("bring it to the project" in run["goal"] for run in runs) == 4
     assert len({run["workspace"] for run in runs}) == 3, "the project's own, and one for each lane"
+    assert sum("take leave of lane" in run["goal"] for run in runs) == 2, "emptied once, whoever was killed"
+    assert told.count("hook before_remove failed") == 0, "it stands in the way of nothing"
+    assert told.count("workspace_command failed:\\nno time") == 2, "and is recorded"
+    assert '"removed":[0,1]' in told
+    assert told.count('"outcome":"removed"') == 2
+    kept = [ref for ref in references(perdure, project_id) if "/perdure/left/" in ref]
+    assert len(kept) == 2, "what the hooks wrote was in no commit"
 
 
 # Case 133: what a hook prints counts for nothing, and however much it is, it is bounded.

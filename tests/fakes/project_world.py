@@ -20,7 +20,7 @@ from libs.contracts.projects import FeatureSpec, ProjectSpec
 from libs.contracts.run import RunStatus, StepResult
 from libs.contracts.sessions import Stage
 from libs.contracts.values import RunError, Usage
-from libs.contracts.workspaces import WORKSPACE_BEGIN, WORKSPACE_COMMIT
+from libs.contracts.workspaces import WORKSPACE_BEGIN, WORKSPACE_COMMIT, WORKSPACE_LEAVE
 from services.scheduler.projects.decide import foresee, settle
 from services.scheduler.projects.effects import (
     Env,
@@ -137,6 +137,11 @@ class ProjectWorld:
                 more.setdefault("verification", _verification(results))
             case Stage.AGENT:
                 more.setdefault("verification", _verification([_result(failed=False)]))
+            case Stage.LEAVE:
+                step = StepResult(name=WORKSPACE_LEAVE, ok=True, metadata={"offered": True})
+                more.setdefault("steps", (step,))
+            case Stage.GATHER:
+                pass
             case _:
                 if work.stage is Stage.MERGE:
                     more.setdefault("verification", _verification([_result(failed=False)]))

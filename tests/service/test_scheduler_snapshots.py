@@ -9,11 +9,12 @@ from libs.bus.ports import Bus, Draft, LogKey
 from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
 from libs.contracts.envelope import Event, decode_events
-from libs.contracts.ids import SHARDS, workspace_id
+from libs.contracts.ids import SHARDS, session_run_id, workspace_id
 from libs.contracts.project_events import ProjectCancelled, ProjectCreated, ProjectPaused
 from libs.contracts.projects import ProjectSpec
-from libs.contracts.workspaces import Saved, branch_object, objects_of
-from tests.fakes.waiting import eventually
+from libs.contracts.sessions import Stage
+from libs.contracts.workspaces import Saved, branch_object, lane_workspace, objects_of
+from tests.fakes.waiting import eventually, until
 from tests.service.scheduler_peers import CLOCK, QUICK, Deployment, scheduler
 
 TIMING = QUICK._replace(journals_s=0.1, snapshot_kept_s=0.3)
@@ -38,13 +39,14 @@ async def keep(bus: Bus, name: str, chain: list[str], by: str = "run") -> LogKey
     return key
 
 
-async def project(bus: Bus, number: int, ended: bool) -> str:
-    """A project with a branch that travels between its workspaces; the name of that object."""
+async def project(bus: Bus, number: int, ended: bool, removed: list[int] | None = None) -> str:
+    """A project with a branch that travels between its workspaces; the name of that object. `removed`: its lanes that
+    are to go."""
     key = LogKey("local", f"project_0_{number:026d}")
     body = ProjectCreated(
         tenant="local", spec=ProjectSpec(name="p", brief="b"), workspace="w", body_hash="", by=""
     )
-    end = ProjectCancelled(by="me") if ended else ProjectPaused(by="me")
+    end = ProjectCancelled(by="me", removed=removed or []) if ended else ProjectPaused(by="me")
     at = rfc3339(CLOCK.now())
     events = [Event(1, key.log_id, at, body), Event(2, key.log_id, at, end)]
     await bus.log.append(Draft(key, 0, events, 0, "CANCELLED" if ended else "PAUSED"))
@@ -120,3 +122,35 @@ async def test_the_workspace_of_a_deleted_run_stays_where_another_one_works_or_h
             await eventually(only_a_tombstone, "the run is purged")
     left = [await place.bus.log.tail(key) is not None for key in keys]
     assert left == [True, True, False]
+
+
+async def test_of_the_lanes_that_a_project_names_at_its_end_nothing_stays(place: Deployment) -> None:
+    """Those of the first one ended while nobody was there."""
+    bus, store = place.bus, place.bus.store("workspaces")
+    identifiers = [f"project_0_{number:026d}" for number in (1, 2)]
+    lanes = [
+        [
+            await keep(
+                bus, lane_workspace(identifier, lane), ["a"], by=session_run_id(identifier, 9, Stage.LEAVE)
+            )
+            for lane in range(3)
+        ]
+        for identifier in identifiers
+    ]
+    # A task that somebody else made has worked there, and what it left is nobody's to remove.
+    guest = await place.create(start=False, workspace=lane_workspace(identifiers[0], 2))
+    await place.cancel(guest)
+    await keep(bus, lane_workspace(identifiers[0], 2), ["b"], by=guest.log_id)
+    await project(bus, 1, ended=True, removed=[0, 2])
+    kept = [lanes[0][1], lanes[0][2], lanes[1][1]]
+
+    async def only_those() -> bool:
+        stored = {name.partition("/")[0] for name in await store.names()}
+        return stored == {key.log_id for key in kept}
+
+    async with scheduler(place, timing=TIMING) as process:
+        await until(lambda: process.leads, "it leads")
+        await project(bus, 2, ended=True, removed=[0, 2])
+        await eventually(only_those, "what nobody needs is gone, with what is stored of it")
+    for key in [*lanes[0], *lanes[1]]:
+        assert (await bus.log.tail(key) is not None) == (key in kept)

@@ -17,8 +17,10 @@ from libs.contracts.clock import rfc3339
 from libs.contracts.envelope import Event
 from libs.contracts.events import RunDeleted, WorkspaceAttached
 from libs.contracts.ids import workspace_id
+from libs.contracts.project_events import ProjectCancelled, ProjectCreated
+from libs.contracts.projects import ProjectSpec
 from libs.contracts.tools import WORKSPACE_ATTACH, WORKSPACE_SNAPSHOT, Refusal, ToolCall, ToolResult
-from libs.contracts.workspaces import Saved
+from libs.contracts.workspaces import Saved, lane_workspace
 from services.toolhost.attach import Attached, Inheritance, Replay, Workspaces
 from services.toolhost.clearing import Clearing, Pace
 from services.toolhost.leftovers import Leftovers
@@ -147,6 +149,48 @@ async def workspaces_of(bus: Bus, root: Path, replay: Replay) -> AsyncGenerator[
         workspaces.begin(liveness, "here")
         yield workspaces, liveness.boot
         workspaces.close()
+
+
+async def test_the_folders_of_lanes_go_that_the_end_of_their_project_names(bus: Bus, tmp_path: Path) -> None:
+    project = LogKey(TENANT, "project_0_" + "1" * 26)
+    created = ProjectCreated(
+        tenant=TENANT, spec=ProjectSpec(name="p", brief="b"), workspace=project.log_id, body_hash="", by=""
+    )
+    at = rfc3339(SystemClock().now())
+    await bus.log.append(Draft(project, 0, [Event(1, project.log_id, at, created)], 0, "ACTIVE"))
+    async with workspaces_of(bus, tmp_path, SlowReplay()) as (workspaces, boot):
+        owners = [await owned_run(bus, lane_workspace(project.log_id, lane)) for lane in range(3)]
+        for owner in owners:
+            await owner.name_host(boot)
+
+            async def asked(owner: Owner = owner) -> ToolResult:
+                return await workspaces.attach(owner.call(WORKSPACE_ATTACH, {}, WORKSPACE_ATTACH))
+
+            await eventually(asked, "it is attached", fits=lambda result: result.refused is None)
+        clearing = Clearing(
+            bus.log, SystemClock(), workspaces, tmp_path, secure=False, pace=Pace(0.0, 3600.0)
+        )
+        await clearing.step()
+        folders = [tmp_path / owner.workspace for owner in owners]
+        # From here on only those are looked at that are told of.
+        workspaces.leaving |= set(folders)
+        for forgotten in (owners[0], owners[1]):
+            key = LogKey(TENANT, workspace_id(1, TENANT, forgotten.workspace))
+            tail = await bus.log.tail(key)
+            assert tail is not None
+            await bus.log.purge(key, tail.header.stream_sequence + 1)
+        await clearing.step()
+        assert [folder.exists() for folder in folders] == [True, True, True], "the project goes on"
+        tail = await bus.log.tail(project)
+        assert tail is not None
+        end = Event(2, project.log_id, at, ProjectCancelled(by="me", removed=[0, 2]))
+        await bus.log.append(Draft(project, tail.header.stream_sequence, [end], 0, "CANCELLED"))
+        await clearing.step()
+        assert [folder.exists() for folder in folders] == [False, True, True], (
+            "one is not named, and somebody may work in the other"
+        )
+        assert workspaces.leaving == set(folders[1:])
+        assert not list((tmp_path / HIDDEN_FOLDER).glob(f"{owners[0].workspace}*"))
 
 
 async def test_what_takes_long_goes_on_while_its_owner_asks_how_far_it_is(bus: Bus, tmp_path: Path) -> None:

@@ -283,6 +283,10 @@ def test_a_project_that_is_cancelled_leaves_nothing_going_in_any_lane() -> None:
     world.settle()
     world.say(commands.cancel(world.state, "me"))
     world.settle()
+    assert {work.kind for work in world.state.works.values()} == {SessionKind.REMOVE}
+    while world.live is not None:
+        world.pass_run()
+        world.settle()
     assert world.state.status is ProjectStatus.CANCELLED
     assert not committed(world)
     asked = [event.run_id for event in world.events if isinstance(event, SessionRunRequested)]

@@ -11,6 +11,8 @@ import pytest
 from libs.contracts.workspaces import (
     WORKSPACE_BEGIN,
     WORKSPACE_COMMIT,
+    WORKSPACE_GATHER,
+    WORKSPACE_LEAVE,
     WORKSPACE_MERGE,
     WORKSPACE_PREPARE,
     WORKSPACE_RESTORE,
@@ -199,6 +201,51 @@ async def test_a_lane_begins_from_its_base_whatever_stands_in_it(shop: Shop) -> 
     gone = await shop.begin(0)
     assert not gone.ok
     assert shop.head in gone.output
+
+
+async def test_all_that_only_a_lane_holds_is_at_home_before_it_goes(shop: Shop) -> None:
+    left: dict[str, object] = {
+        "object": "project_0_1/lane/0",
+        "ref": "refs/perdure/left/9",
+        "message": "left",
+        "head": shop.head,
+    }
+    kept: dict[str, object] = {"object": "project_0_1/lane/0", "under": "refs/perdure/lane/0"}
+    assert (await shop.begin(0)).ok
+    nothing = await perform(WORKSPACE_LEAVE, shop.lanes[0], left)
+    assert nothing.metadata["offered"] is False, "the branch holds all of it"
+    put(shop.lanes[0], "half.py", "begun\n")
+    aside: dict[str, object] = {
+        "ref": "refs/perdure/session/7",
+        "message": "left",
+        "trailers": {},
+        "head": shop.head,
+    }
+    assert (await perform(WORKSPACE_SET_ASIDE, shop.lanes[0], aside)).ok
+    # What the next agent has put on a branch of its own, committed, and not even added, when its session is cancelled.
+    said(shop.lanes[0], "checkout", "--quiet", "-b", "idea")
+    put(shop.lanes[0], "idea.py", "good\n")
+    said(shop.lanes[0], "add", "idea.py")
+    said(shop.lanes[0], "commit", "--quiet", "-m", "idea")
+    said(shop.lanes[0], "checkout", "--quiet", "--detach", shop.head)
+    put(shop.lanes[0], "late.py", "too late\n")
+    said(shop.home, "update-ref", "refs/perdure/session/7", shop.head)
+    before = said(shop.home, "rev-parse", "HEAD")
+    for _ in range(2):
+        # Again behind a kill.
+        assert (await perform(WORKSPACE_LEAVE, shop.lanes[0], left)).metadata["offered"] is True
+        assert (await perform(WORKSPACE_GATHER, shop.home, kept)).ok
+    for ref, file in (
+        ("perdure/session/7", "half.py"),
+        ("heads/idea", "idea.py"),
+        ("perdure/left/9", "late.py"),
+    ):
+        assert file in said(shop.home, "ls-tree", "--name-only", f"refs/perdure/lane/0/{ref}").split()
+    assert said(shop.home, "rev-parse", "HEAD", "refs/perdure/session/7").split() == [before, shop.head], (
+        "nothing of the project's own is replaced"
+    )
+    kept["object"] = "project_0_1/lane/5"
+    assert not (await perform(WORKSPACE_GATHER, shop.home, kept)).ok, "what is gone is nothing that was kept"
 
 
 async def test_a_bundle_that_is_a_link_leads_nowhere(shop: Shop, tmp_path: Path) -> None:

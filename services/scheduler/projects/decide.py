@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from libs.contracts import project_events as e
-from libs.contracts.clock import rfc3339
+from libs.contracts.clock import parse_rfc3339, rfc3339
 from libs.contracts.envelope import Event
 from libs.contracts.evolve_project import evolve_project
 from libs.contracts.ids import session_run_id
@@ -36,14 +36,19 @@ from services.scheduler.projects.effects import (
 from services.scheduler.projects.ending import closed, run_ended
 from services.scheduler.projects.items import decide_items
 from services.scheduler.projects.lanes import has_its_turn, in_lane, is_last
-from services.scheduler.projects.selection import due_at
+from services.scheduler.projects.selection import due_at, later
 from services.scheduler.projects.sessions import health_steps
 from services.scheduler.projects.silences import STALL
-from services.scheduler.projects.starting import start
+from services.scheduler.projects.starting import removal, start
 
 # What can be said in a row, of each lane: the end of a run, what follows for the session, a feature that is given up, the
 # next session and its first run. All of it is one record.
 SAYS_MAX = 8 * LANES_MAX
+# A run that empties a lane, beside its hook: git over one workspace, twice, and a bundle. A project that is over waits so long
+# for it, be it that no host is there.
+REMOVAL_S = 120.0
+# Who stops a run that takes longer, and goes on with those that rest.
+BY = "project"
 
 
 class Settled(NamedTuple):
@@ -96,14 +101,34 @@ def decide(state: ProjectState, env: Env) -> Say | Do:
 
 
 def _cancel(state: ProjectState, env: Env, by: str) -> Say | Do:
+    """Whatever works ends; then the lanes are emptied, and the project is over."""
     stops: list[Effect] = []
     for work in state.works.values():
+        if work.kind is SessionKind.REMOVE:
+            continue
         if work.run_id is None:
             return Say(_abandoned(state, work, by))
         # A run that was asked for and is not there yet may be made this moment by another scheduler: it is made, and
         # stopped once it is seen.
         stops.append(StopRun(work.run_id, by) if work.run_id in env.runs else MakeRun(work.lane))
-    return Do(tuple(stops)) if stops else Say([e.ProjectCancelled(by=by)])
+    if stops:
+        return Do(tuple(stops))
+    effects: list[Effect] = []
+    for lane in sorted({*state.works, *state.to_leave}):
+        work = state.works.get(lane)
+        step = _held(state, env, work) if work is not None else _leave(state, env, lane)
+        if isinstance(step, Say):
+            return step
+        effects += step.effects
+    if state.works or state.to_leave:
+        return Do(tuple(effects))
+    return Say([e.ProjectCancelled(by=by, removed=state.removed)])
+
+
+def _leave(state: ProjectState, env: Env, lane: int) -> Say | Do:
+    """Begin to empty a lane whose project is cancelled; only behind a try that failed it is waited."""
+    wait = _wait(state, env, lane) if lane in state.unremoved else None
+    return Do((wait,)) if wait is not None else Say([removal(state, lane)])
 
 
 def _abandoned(state: ProjectState, work: Work, by: str) -> list[ProjectEvent]:
@@ -125,18 +150,18 @@ def _go_on(state: ProjectState, env: Env) -> Say | Do:
     effects: list[Effect] = []
     for lane in range(state.spec.concurrency):
         work = state.works.get(lane)
-        if work is None:
-            step = _idle(state, env, lane)
-        elif work.run_id is None:
-            if has_its_turn(state, work):
-                return Say(_next_run(state, work))
-            continue
-        else:
-            step = _running(state, env, work)
+        step = _held(state, env, work) if work is not None else _idle(state, env, lane)
         if isinstance(step, Say):
             return step
         effects += step.effects
     return Do(tuple(effects))
+
+
+def _held(state: ProjectState, env: Env, work: Work) -> Say | Do:
+    """One step for a session that goes on."""
+    if work.run_id is not None:
+        return _running(state, env, work)
+    return Say(_next_run(state, work)) if has_its_turn(state, work) else Do(())
 
 
 def _running(state: ProjectState, env: Env, work: Work) -> Say | Do:
@@ -144,8 +169,10 @@ def _running(state: ProjectState, env: Env, work: Work) -> Say | Do:
     run = env.runs.get(work.run_id)
     if run is None:
         return Do((MakeRun(work.lane),))
+    if work.kind is SessionKind.REMOVE and env.now >= _removed_by(state, work):
+        return Do((StopRun(work.run_id, BY),))
     if not work.stalled and (run.status is RunStatus.PAUSED or run.pause_requested):
-        return Do((ResumeRun(work.run_id, "project"),))
+        return Do((ResumeRun(work.run_id, BY),))
     limit_s = state.limits.stall_s
     if work.stalled:
         return Do((StopRun(work.run_id, STALL),))
@@ -163,11 +190,24 @@ def _running(state: ProjectState, env: Env, work: Work) -> Say | Do:
     return Do((Watch(work.run_id, limit_s),))
 
 
+def _removed_by(state: ProjectState, work: Work) -> datetime:
+    """How long the project waits for a run that empties a lane, or that nobody takes up; a sweep finds that it is over."""
+    return later(parse_rfc3339(work.requested_at), state.spec.hooks.timeout_s + REMOVAL_S)
+
+
 def _idle(state: ProjectState, env: Env, lane: int) -> Say | Do:
-    wait, until = state.waits.get(lane), due_at(state, lane)
-    if wait is not None and until is not None and until > env.now and env.fired != wait.sequence:
-        return Do((Wait(wait.sequence, until),))
+    wait = _wait(state, env, lane)
+    if wait is not None:
+        return Do((wait,))
     return Say(events) if (events := start(state, lane, env.now)) else Do(())
+
+
+def _wait(state: ProjectState, env: Env, lane: int) -> Wait | None:
+    """The timer behind which something begins in the lane again."""
+    wait, until = state.waits.get(lane), due_at(state, lane)
+    if wait is None or until is None or until <= env.now or env.fired == wait.sequence:
+        return None
+    return Wait(wait.sequence, until)
 
 
 def _next_run(state: ProjectState, work: Work) -> list[ProjectEvent]:
@@ -197,6 +237,8 @@ def _next_run(state: ProjectState, work: Work) -> list[ProjectEvent]:
 def next_stage(state: ProjectState, work: Work) -> Stage:
     """What comes after the stages that have ended. A list that was given needs no model to write it, and where there is
     nothing to look at before the agent nobody looks."""
+    if work.kind is SessionKind.REMOVE:
+        return Stage.GATHER if Stage.LEAVE in work.ends else Stage.LEAVE
     if Stage.CLOSE in work.ends:
         return Stage.MERGE
     if Stage.AGENT in work.ends:

@@ -17,6 +17,7 @@ from libs.contracts.project import Feature, ProjectState, Work
 from libs.contracts.project_events import ProjectEvent
 from libs.contracts.projects import (
     FEATURES_MIN,
+    REMOVALS_MAX,
     Evidence,
     FeatureStatus,
     Handoff,
@@ -26,7 +27,12 @@ from libs.contracts.projects import (
 )
 from libs.contracts.run import StepResult
 from libs.contracts.sessions import SessionKind, Stage
-from libs.contracts.workspaces import WORKSPACE_BEGIN, WORKSPACE_COMMIT, WORKSPACE_SET_ASIDE
+from libs.contracts.workspaces import (
+    WORKSPACE_BEGIN,
+    WORKSPACE_COMMIT,
+    WORKSPACE_LEAVE,
+    WORKSPACE_SET_ASIDE,
+)
 from services.scheduler.projects.facts import UNFINISHED_CODES, RunSeen, error_of, evidence_of
 from services.scheduler.projects.lanes import in_lane, session_ref
 from services.scheduler.projects.proofs import proofs
@@ -59,6 +65,8 @@ def run_ended(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> l
             return [ended, *_closed(state, work, run, now)]
         case Stage.MERGE:
             return [ended, *_merged(state, work, run, now)]
+        case Stage.LEAVE | Stage.GATHER:
+            return [ended, *_emptied(state, work, run, now)]
 
 
 def _begun(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> list[ProjectEvent]:
@@ -243,6 +251,23 @@ def _merged(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> lis
     )
 
 
+def _emptied(state: ProjectState, work: Work, run: RunSeen, now: datetime) -> list[ProjectEvent]:
+    """After the lane's workspace was to be emptied: it goes only once all that was in it, and the branch does not hold, is
+    in the project's. A hook that failed keeps nothing from going."""
+    error = error_of(run)
+    if error is None:
+        step = run.step(WORKSPACE_LEAVE)
+        if work.stage is Stage.LEAVE and step is not None and step.metadata.get("offered") is True:
+            return []
+        return closed(state, work, Outcome.REMOVED, "what its workspace held is in the project's")
+    tries = state.unremoved.get(work.lane, 0) + 1
+    again = later(now, backoff_s(tries)) if tries < REMOVALS_MAX else None
+    reason = f"{error.error_code}: {error.message}"
+    if again is None:
+        reason = f"the workspace of lane {work.lane} stays as it is: {reason}"
+    return closed(state, work, Outcome.FAILED, reason, retry_at=again)
+
+
 def _committed(
     state: ProjectState, work: Work, feature: Feature, step: StepResult | None
 ) -> list[ProjectEvent]:
@@ -328,7 +353,8 @@ def closed(
     others = any(
         other.state is FeatureStatus.VERIFIED and other.lane != work.lane for other in state.active_features
     )
-    left = state.phase in (Phase.VERIFY, Phase.COMMIT) and outcome is not Outcome.PROVED and not others
+    is_work = outcome is not Outcome.PROVED and work.kind is not SessionKind.REMOVE
+    left = state.phase in (Phase.VERIFY, Phase.COMMIT) and is_work and not others
     return [*events, *(_phase(state, Phase.IMPLEMENT) if left else [])]
 
 

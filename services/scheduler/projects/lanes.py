@@ -12,13 +12,16 @@ from libs.contracts.workspaces import lane_workspace
 
 # Features that a merge proves beside its own; more of them are proved by the sessions that follow, and at the end.
 PROVED_MAX = 20
-# The stages of a session in a lane that are held in the project's own workspace.
-_AT_HOME = frozenset({Stage.MERGE})
+# The stages of a session in a lane that are held in the project's own workspace, and those that come right before.
+_AT_HOME = frozenset({Stage.MERGE, Stage.GATHER})
+_BEFORE_HOME = frozenset({Stage.CLOSE, Stage.LEAVE})
+_IN_LANES = frozenset({SessionKind.FEATURE, SessionKind.REMOVE})
 
 
 def in_lane(state: ProjectState, work: Work) -> bool:
-    """Whether the session is one that may be held beside others; the first and the last one of a project never are."""
-    return state.in_lanes and work.kind is SessionKind.FEATURE
+    """Whether the session is one that may be held beside others; the first one of a project and its last proof never
+    are."""
+    return state.in_lanes and work.kind in _IN_LANES
 
 
 def workspace_for(state: ProjectState, work: Work) -> str:
@@ -63,10 +66,15 @@ def is_last(state: ProjectState, work: Work, stage: Stage) -> bool:
 
 
 def has_its_turn(state: ProjectState, work: Work) -> bool:
-    """Whether the next stage may begin: merges come one at a time, and of those that could, the session that began
+    """Whether the next stage may begin: those at home come one at a time, and of those that could, the session that began
     first."""
-    if Stage.CLOSE not in work.ends:
+    if not goes_home(work):
         return True
-    ready = [other for other in state.works.values() if Stage.CLOSE in other.ends]
+    ready = [other for other in state.works.values() if goes_home(other)]
     first = min(other.session for other in ready)
-    return work.session == first and not any(other.stage is Stage.MERGE for other in ready)
+    return work.session == first and not any(other.stage in _AT_HOME for other in ready)
+
+
+def goes_home(work: Work) -> bool:
+    """Whether what comes next, or goes on, is held in the project's own workspace."""
+    return not _BEFORE_HOME.isdisjoint(work.ends)

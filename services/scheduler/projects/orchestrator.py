@@ -30,7 +30,7 @@ from libs.contracts.ids import task_id_of
 from libs.contracts.project import ProjectState
 from libs.contracts.run import TERMINAL, RunState, RunStatus
 from libs.contracts.tasks import Limits
-from services.scheduler.projects.decide import settle
+from services.scheduler.projects.decide import BY, settle
 from services.scheduler.projects.effects import (
     Effect,
     Env,
@@ -54,9 +54,6 @@ KEPT_MAX = 1_000
 # A checkpoint is kept each time that so many events more are in a project's log. Counted in the log, not in a process:
 # however often schedulers start anew, and however little happens between two starts, a fold begins about that far back.
 CHECKPOINT_EVENTS = 128
-# Who pauses and goes on with the runs of a project.
-BY = "project"
-
 _log = get_logger("projects")
 
 

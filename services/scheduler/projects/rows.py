@@ -1,4 +1,4 @@
-"""The projects that have not ended, as their latest records say.
+"""The projects that have not ended, as their latest records say; and those that have, and leave lanes behind.
 
 Invariant: made of what the log said; losing it costs a replay. Nothing is decided from it but whom to look at.
 """
@@ -7,8 +7,13 @@ from collections.abc import Callable
 from itertools import islice
 
 from libs.bus.ports import LogKey, Wakeup
+from libs.contracts.envelope import decode_events
+from libs.contracts.errors import UnreadableRecord
 from libs.contracts.project import TERMINAL
+from libs.contracts.project_events import ProjectCancelled, ProjectCompleted
 
+# Ended projects whose lanes are still to be looked at; what is forgotten comes again with the replay at the next start.
+ENDED_MAX = 10_000
 _ENDED = frozenset(status.value for status in TERMINAL)
 
 
@@ -19,6 +24,8 @@ class ProjectRows:
         """`known`: up to which stream sequence this process itself has folded a project and acted on it."""
         self._known = known
         self._live: dict[LogKey, int] = {}
+        # The lanes whose workspaces nobody needs any more.
+        self.vacated: dict[LogKey, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._live)
@@ -28,6 +35,10 @@ class ProjectRows:
         key, sequence = wakeup.key, wakeup.stream_sequence
         if wakeup.header_state in _ENDED:
             self._live.pop(key, None)
+            if lanes := _removed_by(wakeup):
+                self.vacated[key] = lanes
+                if len(self.vacated) > ENDED_MAX:
+                    del self.vacated[next(iter(self.vacated))]
             return False
         if sequence <= self._live.get(key, 0):
             return False
@@ -41,3 +52,14 @@ class ProjectRows:
         for key in given:
             self._live[key] = self._live.pop(key)
         return given
+
+
+def _removed_by(wakeup: Wakeup) -> tuple[int, ...]:
+    """The lanes that the last word of a project names."""
+    if wakeup.record is None:
+        return ()
+    try:
+        last = decode_events(wakeup.record)[-1].body
+    except UnreadableRecord:
+        return ()
+    return tuple(last.removed) if isinstance(last, ProjectCompleted | ProjectCancelled) else ()

@@ -95,8 +95,9 @@ def active_s(state: ProjectState, now: datetime) -> float:
 def reached_cap(state: ProjectState, now: datetime) -> tuple[Cap, str] | None:
     """The cap that forbids another session, with the reason."""
     limits, usage = state.limits, state.usage
-    if limits.max_sessions is not None and state.sessions >= limits.max_sessions:
-        return "sessions", f"{state.sessions} sessions were held, at most {limits.max_sessions} are allowed"
+    held = state.sessions - state.removals
+    if limits.max_sessions is not None and held >= limits.max_sessions:
+        return "sessions", f"{held} sessions were held, at most {limits.max_sessions} are allowed"
     if limits.max_total_tokens is not None and usage.total_tokens >= limits.max_total_tokens:
         return (
             "tokens",

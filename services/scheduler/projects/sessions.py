@@ -19,12 +19,15 @@ from libs.contracts.workspaces import (
     WORKSPACE_BEGIN,
     WORKSPACE_COMMAND,
     WORKSPACE_COMMIT,
+    WORKSPACE_GATHER,
+    WORKSPACE_LEAVE,
     WORKSPACE_MERGE,
     WORKSPACE_PREPARE,
     WORKSPACE_RESTORE,
     WORKSPACE_SET_ASIDE,
     branch_object,
     feature_object,
+    leavings_object,
 )
 from services.scheduler.projects.lanes import (
     baseline_for,
@@ -65,6 +68,10 @@ def run_of(state: ProjectState, work: Work, deployment: Limits) -> SessionRun:
             task = _errand(state, work, "close the session", close_steps(state, work))
         case Stage.MERGE:
             task = _errand(state, work, "bring it to the project", merge_steps(state, work))
+        case Stage.LEAVE:
+            task = _errand(state, work, f"take leave of lane {work.lane}", leave_steps(state, work))
+        case Stage.GATHER:
+            task = _errand(state, work, f"keep what lane {work.lane} held", gather_steps(state, work))
     limits = limits_of(state, deployment) if work.stage is Stage.AGENT else deployment
     return SessionRun(work.run_id, task, limits)
 
@@ -225,6 +232,32 @@ def merge_steps(state: ProjectState, work: Work) -> list[Errand]:
     )
     proof = Errand(name=VERIFY, label="prove it together", error_code="VERIFICATION_FAILED")
     return [merge, *_init(state), proof, _feature_commit(state, work, feature)]
+
+
+def leave_steps(state: ProjectState, work: Work) -> list[Errand]:
+    """Before the lane's workspace goes: the project's own word, then all that only it holds is stored."""
+    leave = Errand(
+        name=WORKSPACE_LEAVE,
+        arguments={
+            "object": leavings_object(state.project_id, work.lane),
+            "ref": f"refs/perdure/left/{work.session}",
+            "message": f"left in lane {work.lane}",
+            "head": state.head,
+        },
+        timeout_s=_GIT_S,
+        label="take leave of the workspace",
+    )
+    return [*_hook(state, "before_remove", state.spec.hooks.before_remove, must_pass=False), leave]
+
+
+def gather_steps(state: ProjectState, work: Work) -> list[Errand]:
+    """What was left in a lane's workspace is kept in the project's, where people find it."""
+    arguments: dict[str, object] = {
+        "object": leavings_object(state.project_id, work.lane),
+        "under": f"refs/perdure/lane/{work.lane}",
+    }
+    label = "keep what the lane held"
+    return [Errand(name=WORKSPACE_GATHER, arguments=arguments, timeout_s=_GIT_S, label=label)]
 
 
 def _object_of(state: ProjectState, work: Work) -> str | None:

@@ -7,7 +7,7 @@ anything else left it is blocked, and says by what.
 from datetime import datetime
 
 from libs.contracts import project_events as e
-from libs.contracts.project import Feature, ProjectState
+from libs.contracts.project import OPEN_FEATURE, Feature, ProjectState
 from libs.contracts.project_events import ProjectEvent
 from libs.contracts.projects import FeatureStatus, Phase
 from libs.contracts.sessions import SessionKind
@@ -31,6 +31,8 @@ def start(state: ProjectState, lane: int, now: datetime) -> list[ProjectEvent]:
         return _initialize(state, lane, now) if lane == 0 and not state.works else []
     feature = next_feature(state, lane)
     if feature is None:
+        if _is_over(state) and lane in state.to_leave:
+            return [removal(state, lane)]
         busy = lane != 0 or state.works or _waited_for(state, lane)
         return [] if busy else _without_features(state, lane, now)
     why = exhausted(state, feature)
@@ -50,8 +52,29 @@ def start(state: ProjectState, lane: int, now: datetime) -> list[ProjectEvent]:
     return [_session(state, lane, feature)]
 
 
+def removal(state: ProjectState, lane: int) -> ProjectEvent:
+    """A session that brings home what the lane's workspace holds, so that it can go."""
+    return e.SessionStarted(
+        session=state.sessions + 1,
+        kind=SessionKind.REMOVE,
+        lane=lane,
+        attempt=state.unremoved.get(lane, 0) + 1,
+    )
+
+
+def _is_over(state: ProjectState) -> bool:
+    """Whether nothing is left to do but to put things away."""
+    return not state.count(*OPEN_FEATURE) and not _to_prove(state)
+
+
+def _to_prove(state: ProjectState) -> bool:
+    return state.proved_at is None and state.count(FeatureStatus.COMMITTED) > 0
+
+
 def _waited_for(state: ProjectState, lane: int) -> bool:
-    """Whether another lane will go on with something that is pending."""
+    """Whether another lane will go on with something that is pending, or with its removal."""
+    if _is_over(state) and state.to_leave:
+        return True
     held = held_elsewhere(state, lane)
     return any(state.features[feature_id].state is FeatureStatus.PENDING for feature_id in held)
 
@@ -85,7 +108,7 @@ def _without_features(state: ProjectState, lane: int, now: datetime) -> list[Pro
     """Nothing is left that anybody could work on."""
     if state.count(FeatureStatus.PENDING, FeatureStatus.BLOCKED):
         return [_stuck(state)]
-    if state.proved_at is None and state.count(FeatureStatus.COMMITTED):
+    if _to_prove(state):
         tried = _tried(state, now)
         if tried:
             return tried
@@ -103,6 +126,7 @@ def _without_features(state: ProjectState, lane: int, now: datetime) -> list[Pro
             committed=state.count(FeatureStatus.COMMITTED),
             skipped=state.count(FeatureStatus.SKIPPED),
             commit=state.head,
+            removed=state.removed,
         ),
     ]
 
