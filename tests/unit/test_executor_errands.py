@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
+
 from libs.contracts import events as e
 from libs.contracts.checks import CheckResult, CheckStatus, CommandCheck, Verdict
 from libs.contracts.run import RunState, RunStatus
@@ -82,6 +84,17 @@ def test_what_another_machine_did_and_took_with_it_is_done_again() -> None:
     assert again.state.verification_pending.round == 2
     ended = foresee(again.state, [judged(2)], NOW)
     assert [step.metadata.get("commit") for step in ended.steps] == ["c2", None]
+
+
+def test_a_commit_behind_a_proof_is_of_what_was_proved() -> None:
+    steps = [Errand(name=VERIFY), Errand(name="workspace_commit", arguments={"message": "a"})]
+    task = msgspec.structs.replace(TASK, errands=steps)
+    claimed = [e.RunStartRequested(by="test"), e.RunClaimed(owner="x", boot="b1", epoch=1, attempt=1)]
+    state = foresee(created(Limits(), task), [*claimed, attached("h1")], NOW)
+    verdict = msgspec.structs.replace(judged(1), commit="c" * 40)
+    merged = settle(foresee(settle(state, env()).state, [verdict], NOW), env()).state
+    assert [call.arguments for call in merged.calls] == [{"message": "a", "verified": "c" * 40}]
+    assert "verified" not in begun().calls[0].arguments
 
 
 def test_a_step_that_was_under_way_there_is_asked_for_anew() -> None:

@@ -10,6 +10,7 @@ from libs.contracts.run import RunState, StepResult
 from libs.contracts.sessions import Errand
 from libs.contracts.tools import VERIFY, Semantics
 from libs.contracts.values import RunError
+from libs.contracts.workspaces import WORKSPACE_COMMIT
 
 _CALL = "step-"
 # What of a failed step's output the run's error repeats.
@@ -36,11 +37,19 @@ def intent(state: RunState) -> e.LogEvent:
     return e.ToolRequested(
         call_id=call_id,
         name=step.name,
-        arguments=step.arguments,
+        arguments=_arguments(state, step, place),
         semantics=Semantics.IDEMPOTENT,
         idempotency_key=f"{state.run_id}:{call_id}",
         timeout_s=step.timeout_s,
     )
+
+
+def _arguments(state: RunState, step: Errand, place: int) -> dict[str, object]:
+    """The step's own; a commit behind a proof holds what was proved there and nothing that came since."""
+    proved = any(before.name == VERIFY for before in state.task.errands[:place])
+    if step.name != WORKSPACE_COMMIT or not proved or state.verification is None:
+        return step.arguments
+    return {**step.arguments, "verified": state.verification.commit}
 
 
 def end(state: RunState) -> e.RunCompleted | e.RunFailed:
