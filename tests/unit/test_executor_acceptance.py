@@ -171,3 +171,21 @@ def test_whatever_a_model_calls_fits_into_the_record_of_its_turn(
 
 def numbered(bodies: list[e.LogEvent]) -> list[Event]:
     return [Event(index, "run_x", "2026-11-29T12:00:00.000Z", body) for index, body in enumerate(bodies, 1)]
+
+
+BROKEN = [
+    {"type": 5},
+    {"type": "object", "properties": 7},
+    {"type": "object", "properties": {"a": {"pattern": "("}}},
+    {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}},
+    {"$ref": "#"},
+    {"allOf": [{"$ref": "#/allOf/0"}]},
+    {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}},
+]
+
+
+@pytest.mark.parametrize("schema", BROKEN, ids=str)
+def test_a_broken_schema_refuses_nothing_and_asks_no_other_server(schema: dict[str, object]) -> None:
+    """A host of somebody else may offer such a tool; the host is its last judge."""
+    spec = ToolSpec(name="odd", description="", parameters=schema, semantics=Semantics.READ_ONLY)
+    assert Schemas({"odd": spec}).problem("odd", {"a": "x"}) is None
