@@ -12,7 +12,7 @@ from libs.contracts import project_events as e
 from libs.contracts.envelope import Event
 from libs.contracts.errors import IllegalTransition
 from libs.contracts.project import ACTIVE_FEATURE, LastSession, ProjectState, StageEnd, Waiting, Work
-from libs.contracts.projects import ERROR_CHARS_MAX, Outcome, remembered
+from libs.contracts.projects import ERROR_CHARS_MAX, Outcome, remembered, together
 from libs.contracts.sessions import SessionKind, Stage
 
 _replace = msgspec.structs.replace
@@ -128,9 +128,13 @@ def _concluded(
     state: ProjectState, work: Work, body: e.SessionEnded, event: Event, error: str
 ) -> ProjectState:
     """What a session that worked for the project leaves to the sessions that follow."""
+    handoff = remembered(state.handoff, body.handoff)
+    if body.handoff is not None and state.handoff_at > work.started_at:
+        handoff = together(state.handoff, handoff)
     return _replace(
         _judged(state, work, body, error),
-        handoff=remembered(state.handoff, body.handoff),
+        handoff=handoff,
+        handoff_at=state.handoff_at if body.handoff is None else event.at,
         last_session=LastSession(
             session=body.session,
             outcome=body.outcome,

@@ -26,7 +26,7 @@ from libs.contracts.sessions import SessionKind, Stage
 from libs.contracts.values import RunError, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-PROJECT_FOLD_VERSION = 4
+PROJECT_FOLD_VERSION = 5
 
 F, P, S = FeatureStatus, Phase, ProjectStatus
 
@@ -209,6 +209,8 @@ class ProjectState(msgspec.Struct, frozen=True, kw_only=True):
     head: str | None = None
     baseline: str | None = None
     handoff: Handoff = Handoff()
+    # When the latest one was left.
+    handoff_at: str = ""
     last_session: LastSession | None = None
     last_error: str = ""
 

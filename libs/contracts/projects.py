@@ -185,6 +185,21 @@ def remembered(former: Handoff, latest: Handoff | None) -> Handoff:
     )
 
 
+def together(former: Handoff, latest: Handoff) -> Handoff:
+    """The latest handoff and one that a session beside it left meanwhile: neither has seen what the other one did."""
+    return msgspec.structs.replace(
+        latest,
+        done=_both(former.done, latest.done),
+        in_progress=_both(former.in_progress, latest.in_progress),
+        next=_both(former.next, latest.next),
+    )
+
+
+def _both(former: list[str], latest: list[str]) -> list[str]:
+    kept = [item for item in former if item not in latest]
+    return [*kept, *latest][-HANDOFF_ITEMS_MAX:]
+
+
 def _latest(former: list[str], latest: list[str]) -> list[str]:
     kept = [item for item in former if item not in latest]
     return [*kept, *latest][-REMEMBERED_MAX:]

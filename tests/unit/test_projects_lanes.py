@@ -13,7 +13,7 @@ from libs.contracts.project_events import (
     SessionRunRequested,
     SessionStarted,
 )
-from libs.contracts.projects import LANES_MAX, FeatureStatus, Hooks, Outcome, Phase, ProjectStatus
+from libs.contracts.projects import LANES_MAX, FeatureStatus, Handoff, Hooks, Outcome, Phase, ProjectStatus
 from libs.contracts.projectviews import project_view
 from libs.contracts.run import StepResult
 from libs.contracts.sessions import SessionKind, Stage
@@ -307,3 +307,25 @@ def test_all_lanes_at_once_are_decided_on_in_one_look() -> None:
         world.settle()
     assert most == LANES_MAX
     assert sorted(committed(world)) == sorted(names)
+
+
+def test_sessions_beside_each_other_leave_what_both_of_them_did_and_one_behind_them_replaces_it() -> None:
+    world = lanes("a", "b", "c", "d")
+    for lane, name in ((0, "a"), (1, "b")):
+        world.advance(1)
+        bring(world, lane, Stage.AGENT)
+        world.pass_run(lane, handoff=Handoff(done=[f"{name} is there"], next=["c"], decisions=[name]))
+        world.settle()
+        bring(world, lane, Stage.MERGE)
+        world.pass_run(lane)
+        world.settle()
+    assert world.state.handoff == Handoff(done=["a is there", "b is there"], next=["c"], decisions=["a", "b"])
+    world.advance(1)
+    (lane,) = [lane for lane, work in world.state.works.items() if work.feature_id == "d"]
+    bring(world, lane, Stage.AGENT)
+    world.pass_run(lane, handoff=Handoff(done=["d is there"]))
+    world.settle()
+    bring(world, lane, Stage.MERGE)
+    world.pass_run(lane)
+    world.settle()
+    assert world.state.handoff == Handoff(done=["d is there"], decisions=["a", "b"])
