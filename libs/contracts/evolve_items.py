@@ -29,9 +29,13 @@ def items_begun(state: ProjectState, event: Event) -> ProjectState:
             raise _illegal(state, event, f"item {start.index} cannot begin as session {start.session}")
         sessions = start.session
         following += fresh
-        waiting.pop(start.index, None)
-        run_id = session_run_id(state.project_id, start.session, Stage.AGENT)
-        going[start.index] = ItemGoing(attempt=start.attempt, session=start.session, run_id=run_id)
+        before = waiting.pop(start.index, None)
+        going[start.index] = ItemGoing(
+            attempt=start.attempt,
+            session=start.session,
+            run_id=session_run_id(state.project_id, start.session, Stage.AGENT),
+            last_error=before.error if before is not None else "",
+        )
     items = _replace(items, next=following, going=going, waiting=waiting)
     return counted(_replace(state, items=items, sessions=sessions))
 

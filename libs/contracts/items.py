@@ -59,9 +59,12 @@ class ItemEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemGoing(msgspec.Struct, frozen=True, kw_only=True):
+    """`last_error` is how the try before ended; empty for the first."""
+
     attempt: int
     session: int
     run_id: str
+    last_error: str = ""
 
 
 class ItemWaiting(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from libs.policy.redaction import AROUND_BYTES, Redaction
 
-# What terminals take for orders and questions (ECMA-48): strings up to their end, sequences with parameters, short ones;
-# and the controls that are no text, of which tab, new line and carriage return are left.
+# What terminals take for orders and questions (ECMA-48): strings with their end, sequences with parameters, short ones;
+# and the controls that are no text, of which tab, new line and carriage return are left. Of a string without an end, which
+# is rather a few bytes of something else, only the beginning goes: what stands behind it may be all that there is to read.
 _CONTROLS = re.compile(
-    r"\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
+    r"\x1b[\]PX^_][^\x07\x1b\r\n]{0,4096}(?:\x07|\x1b\\)|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
 

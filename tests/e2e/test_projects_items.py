@@ -32,10 +32,15 @@ NAMES = [f"paper-{number:04}" for number in range(COUNT)]
 LOOK_S = 0.05 if COUNT < 1_000 else 1.0
 REFUSED: dict[str, object] = {"status": 400, "body": {"error": {"message": "not today"}}}
 
-SCRIPT: dict[str, list[dict[str, object]]] = {
-    **{NAMES[index]: [{"attempts": [REFUSED, says("Read at last.")]}] for index in FAILING},
-    "": [says("Read.", delay_s=0.05)],
-}
+# A first attempt fails whoever is killed meanwhile: only the prompt of the next one says that it is one.
+SCRIPT: list[dict[str, object]] = [
+    *(
+        {"marker": NAMES[index], "also": ["This is attempt"], "turns": [says("At last.")]}
+        for index in FAILING
+    ),
+    *({"marker": NAMES[index], "turns": [REFUSED]} for index in FAILING),
+    {"marker": "", "turns": [says("Read.", delay_s=0.05)]},
+]
 SECOND = next(one for one in twice() if (one.name, one.replica) == ("executor", 2))
 
 

@@ -164,6 +164,11 @@ async def test_bytes_that_are_no_text_are_no_fault(shell: Shell) -> None:
     assert "end" in lines(result)
 
 
+async def test_half_an_order_to_a_terminal_hides_nothing_behind_it(shell: Shell) -> None:
+    result = await shell.run("printf 'a\\033]0;title\\007b\\033]0;half\\nc\\033Pd\\n'; echo end")
+    assert lines(result)[:3] == ["ab0;half", "cd", "end"]
+
+
 async def test_many_short_commands_leave_no_zombie_and_no_descriptor(shell: Shell) -> None:
     await shell.run("true")
     before = len(os.listdir("/proc/self/fd"))

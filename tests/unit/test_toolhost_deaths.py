@@ -119,18 +119,7 @@ async def main():
 assert os.getpid() == 1
 print(asyncio.run(main()))
 """
-    container = (
-        "bwrap",
-        "--unshare-pid",
-        "--as-pid-1",
-        "--dev-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-        "--tmpfs",
-        "/tmp",
-    )
+    container = ("bwrap", "--unshare-pid", "--as-pid-1", "--dev-bind", "/", "/", "--proc", "/proc")
     outcome = await run_alone(
         shell(tmp_path, "", argv=[*container, sys.executable, "-c", host], directory=Path.cwd())
     )

@@ -77,8 +77,12 @@ def task_of(state: ProjectState, index: int, work: ItemGoing) -> TaskSpec:
     assert mapped is not None
     item = mapped.items[index]
     labels = {"project_id": state.project_id, "item": str(index), "attempt": str(work.attempt)}
+    goal = filled(mapped.goal, item)
+    if work.last_error:
+        # The same prompt again would fail the same way.
+        goal += f"\n\nThis is attempt {work.attempt}. The one before ended so: {work.last_error}"
     return TaskSpec(
-        goal=filled(mapped.goal, item),
+        goal=goal,
         workspace=mapped.workspace,
         acceptance=[filled_check(check, item) for check in mapped.acceptance],
         limits=state.limits.session,
