@@ -22,7 +22,6 @@ IDLE_LUCK = 6.0
 
 # What needs room at the servers: they refuse it at once while there is none.
 STORING = frozenset({"append", "publish", "put", "create", "update", "arm"})
-_NO_ROOM = StorageFull("the disk of the simulation is full", retry_after_s=30)
 # When what its caller has given up is done all the same: once that has looked, and before it tries again.
 LATE_S = 15.5
 # Requests and replies get lost with a connection only: a host that is never heard is not what is simulated.
@@ -156,7 +155,9 @@ class SimNetwork:
             return Fate(cut_off_s + 2.0 * chance(), back_s) if chance() < 0.8 else Fate(None, None)
         fate = Fate(there_s, back_s)
         if self._room_at > self._trouble.now() and op.kind.rpartition(".")[2] in STORING:
-            return self._told(op, "NO ROOM", fate._replace(refusal=_NO_ROOM))
+            # A new one each time: an exception keeps the frames of all who raised it, and with them their worlds.
+            refusal = StorageFull("the disk of the simulation is full", retry_after_s=30)
+            return self._told(op, "NO ROOM", fate._replace(refusal=refusal))
         return self._unlucky(op, fate, noise)
 
     def delivery_s(self, op: Op) -> float | None:
