@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
@@ -34,11 +34,13 @@ def spec(name: str, description: str = "") -> ToolSpec:
 
 
 @asynccontextmanager
-async def hosting(bus: Bus, hosts: Hosts, *tools: ToolSpec) -> AsyncGenerator[None]:
-    """A workspace host with these tools, as `hosts` sees it, while the context lasts."""
+async def hosting(bus: Bus, hosts: Hosts, *tools: ToolSpec, workspaces: bool = True) -> AsyncGenerator[None]:
+    """A (workspace) host with these tools, as `hosts` sees it, while the context lasts."""
     registration = Registration("toolhost", "r", 1, False, 3.0, {})
     async with register(bus, CLOCK, registration, on_death=lambda: None) as lease:
-        catalog = HostCatalog(boot=lease.boot, replica="r", host="h", workspaces=True, tools=list(tools))
+        catalog = HostCatalog(
+            boot=lease.boot, replica="r", host="h", workspaces=workspaces, tools=list(tools)
+        )
         key, bucket = catalog_key(lease.boot), bus.bucket("catalog")
         await bucket.put(key, msgspec.json.encode(catalog))
         await until(lambda: hosts.tools("acme").keys() >= {tool.name for tool in tools}, "it is seen")
@@ -87,6 +89,15 @@ async def test_what_was_offered_is_found_again_byte_for_byte_whatever_is_offered
             second = await begun(Offerings(hosts, bus.store("blobs"), CLOCK), state)
             assert not second.wanted(state)
             assert msgspec.json.encode(list(second.specs(state).values())) == before
+
+
+async def test_no_other_host_takes_the_place_of_a_tool_of_the_workspace(bus: Bus) -> None:
+    async with watched(bus) as (hosts, _), AsyncExitStack() as others:
+        for number in range(4):
+            foreign = (spec("read_file", f"of others {number}"), spec(f"other_{number}"))
+            await others.enter_async_context(hosting(bus, hosts, *foreign, workspaces=False))
+        async with hosting(bus, hosts, spec("read_file", "ours"), spec("weather")):
+            assert hosts.tools("acme")["read_file"].description == "ours"
 
 
 async def test_a_second_run_of_a_process_needs_nothing_stored(bus: Bus) -> None:

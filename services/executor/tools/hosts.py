@@ -50,10 +50,12 @@ class Hosts:
         return any(catalog.workspaces and boot in self._alive for boot, catalog in self._catalogs.items())
 
     def tools(self, tenant: str) -> dict[str, ToolSpec]:
-        """Every tool that some live workspace host or other unshared host offers this tenant, by name."""
+        """Every tool that some live workspace host or other unshared host offers this tenant, by name. Of two with one
+        name that of the workspace counts: nobody else's `read_file` is taken for it."""
+        catalogs = sorted(self._catalogs.items(), key=lambda one: (one[1].workspaces, one[0]))
         return {
             spec.name: spec
-            for boot, catalog in sorted(self._catalogs.items())
+            for boot, catalog in catalogs
             if boot in self._alive and not catalog.shared
             for spec in catalog.tools
             if spec.is_for(tenant) and spec.name not in RUN_TOOLS
