@@ -7,9 +7,9 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 ARGS ?=
 MINUTES ?= 10
-# Most tests wait for servers, so one more at a time than there are cores; four at most, because each may start a cluster
+# Most tests wait for servers, so two more at a time than there are cores; four at most, because each may start a cluster
 # and ten processes. In the order of their folders: files of a few long tests first, the many quick ones fill the end.
-SIDE_BY_SIDE = --numprocesses $$(n=$$(nproc); echo $$((n < 3 ? n + 1 : 4))) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE = --numprocesses $$(n=$$(nproc); echo $$((n < 2 ? n + 2 : 4))) --dist loadfile --no-loadscope-reorder
 
 # Never fetch an interpreter: the one on this machine is the one that is tested.
 export UV_PYTHON_DOWNLOADS := never
