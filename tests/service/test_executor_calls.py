@@ -135,18 +135,23 @@ async def test_an_account_of_a_call_that_nobody_can_use_is_that_of_a_call_that_b
     assert isinstance(await calls.known(once), Uncertain)
 
 
+def _call(name: str, semantics: Semantics, attempt: int = 1) -> CallState:
+    """The call `call_1_0` of a run, to a host without workspaces."""
+    return CallState(
+        call_id="call_1_0",
+        name=name,
+        arguments={},
+        semantics=semantics,
+        idempotency_key="k",
+        attempt=attempt,
+        needs_workspace=False,
+    )
+
+
 async def test_a_host_that_turns_a_call_away_for_ever_is_given_up(bus: Bus, liveness: Liveness) -> None:
     owner, hosts, clock = await owned_run(bus), Hosts(bus), QuickClock()
     calls = RunCalls(Calls(bus, SystemClock(), liveness, hosts), hosts, clock)
-    call = CallState(
-        call_id="call_1_0",
-        name="rate",
-        arguments={},
-        semantics=Semantics.READ_ONLY,
-        idempotency_key="k",
-        attempt=1,
-        needs_workspace=False,
-    )
+    call = _call("rate", Semantics.READ_ONLY)
     asked = 0
 
     async def answer(_: Message) -> bytes:
@@ -184,15 +189,7 @@ async def test_a_call_whose_every_attempt_breaks_off_is_given_up(bus: Bus, liven
         message = owner.call("post", {}, "call_1_0", attempt=attempt)
         entry = JournalEntry(state=JournalState.STARTED, boot="bdead", replica="gone", host="h", at="")
         await Journal(bus.bucket("journal")).create(message, entry)
-        call = CallState(
-            call_id="call_1_0",
-            name="post",
-            arguments={},
-            semantics=Semantics.IDEMPOTENT,
-            idempotency_key="k",
-            attempt=attempt,
-            needs_workspace=False,
-        )
+        call = _call("post", Semantics.IDEMPOTENT, attempt=attempt)
         ends.append(type(await calls.outcome(owner.folded.state, call, fresh=False)))
     assert ends == [NextAttempt, GivenUp]
 
