@@ -86,6 +86,11 @@ class _Client(Client):
     call this any more, it is slower and nothing else.
     """
 
+    @property
+    def reconnecting(self) -> "asyncio.Task[None] | None":
+        """The client's own task that looks for the server again."""
+        return self._reconnection_task
+
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -102,7 +107,7 @@ class Link:
     def __init__(self, credentials: Credentials, clock: Clock) -> None:
         self._credentials = credentials
         self._clock = clock
-        self._client: Client = _Client()
+        self._client = _Client()
         self._inbox = f"_INBOX.{base64.b32encode(clock.entropy(10)).decode().lower()}."
         self._requests = 0
         self._waiting: dict[str, _Waiter] = {}
@@ -137,27 +142,22 @@ class Link:
             await connecting
         finally:
             self._barred = None
-            while not connecting.done():
-                # The client's time limits swallow a cancellation that meets a refused connection; then it goes on trying.
-                connecting.cancel()
-                await asyncio.wait({connecting}, timeout=RECONNECT_WAIT_S)
+            await _end(connecting)
         await self.subscribe(f"{self._inbox}*", self._answered)
 
     async def close(self) -> None:
         """Flush what was published, close. Nothing comes back afterwards."""
         self._closing = True
-        if self._reviving is not None:
-            self._reviving.cancel()
+        await _end(self._reviving)
         try:
             if self._up.is_set():
                 await self._client.flush(timeout=2)
         except _GONE:
             _log.warning("bus.closed_without_flush")
-        try:
-            await self._client.close()
-        except _GONE:
-            # While it is cut off the client writes what is left to a transport that is closed already.
-            _log.warning("bus.closed_without_flush")
+        await self._close_client()
+        while not self._client.is_closed:
+            # It had just found the server again.
+            await self._close_client()
         self._fail_all("the connection is closed")
 
     @property
@@ -285,6 +285,14 @@ class Link:
         )
         self._up.set()
 
+    async def _close_client(self) -> None:
+        try:
+            await self._client.close()
+        except _GONE:
+            # While it is cut off the client writes what is left to a transport that is closed already.
+            _log.warning("bus.closed_without_flush")
+        await _end(self._client.reconnecting)
+
     async def _on_error(self, error: Exception) -> None:
         text = str(error) or repr(error)
         if self._barred is not None and not self._barred.done() and "authorization" in text.lower():
@@ -329,6 +337,14 @@ class Link:
     def _fail_all(self, why: str) -> None:
         for waiter in list(self._waiting.values()):
             waiter.fail(why)
+
+
+async def _end(connecting: "asyncio.Task[None] | None") -> None:
+    """Cancel, until it has ended: the client's time limits swallow a cancellation that meets a refused connection, and
+    then it would go on trying for ever, and keep the event loop from closing."""
+    while connecting is not None and not connecting.done():
+        connecting.cancel()
+        await asyncio.wait({connecting}, timeout=RECONNECT_WAIT_S)
 
 
 def _expect_room(body: bytes, headers: dict[str, str] | None) -> None:

@@ -98,6 +98,7 @@ def main(channel_fd: int) -> NoReturn:
     while True:
         message, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES_MAX, _DESCRIPTORS)
         if len(fds) < _DESCRIPTORS:
+            _wait_for_children()
             sys.exit(0)
         try:
             if os.fork() == 0:
@@ -107,6 +108,15 @@ def main(channel_fd: int) -> NoReturn:
             os.write(fds[1], str(error).encode())
         for fd in fds:
             os.close(fd)
+
+
+def _wait_for_children() -> None:
+    """They end with the host. Where that is the first process of a container, an orphan of ours would stay a zombie."""
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        return
 
 
 def _close_all_but(*kept: int) -> None:

@@ -23,6 +23,8 @@ sys.path.append(sys.argv[1])
 from services.toolhost.launcher import main
 main(int(sys.argv[2]))
 """
+# Who closes it has seen its commands end; what is left to a launcher then is to end itself.
+_LAST_LAUNCHERS_S = 2.0
 _ROOT = Path(launcher.__file__).parents[2]
 
 
@@ -54,14 +56,17 @@ class Launchpad:
         return Launched(group, transport, output_r, status_r)
 
     async def close(self) -> None:
-        """End the process. Launchers are not touched. May be called twice."""
+        """End the process, which waits for launchers that are about to end. Those are not touched. May be called twice."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         if self._process is not None:
-            if self._process.returncode is None:
+            try:
+                async with asyncio.timeout(_LAST_LAUNCHERS_S):
+                    await self._process.wait()
+            except TimeoutError:
                 self._process.kill()
-            await self._process.wait()
+                await self._process.wait()
             self._process = None
 
     async def _send(self, group: Group, fds: list[int]) -> None:

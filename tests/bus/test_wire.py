@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import anyio
 import pytest
 
 from libs.bus.connection import BusSettings, connect
+from libs.bus.link import RECONNECT_WAIT_S
 from libs.bus.ports import Bus, Message
 from libs.chassis.clock import SystemClock
 from libs.contracts.errors import BusUnavailable, ConfigurationError, NobodyThere, NotFound
@@ -169,6 +171,29 @@ async def test_a_process_without_a_server_is_not_usable(deployment: Deployment) 
         proxy.mute = True
         assert not await bus.usable()
         proxy.mute = False
+
+
+async def test_nothing_of_a_connection_is_left_whenever_it_is_closed(deployment: Deployment) -> None:
+    before = asyncio.all_tasks()
+    connected, cut = asyncio.Barrier(101), asyncio.Event()
+
+    async def close_while_it_looks_for_its_server(moment: int) -> None:
+        async with connect(deployment.settings(PREFIX, url=proxy.url), SystemClock()):
+            await connected.wait()
+            await cut.wait()
+            # Around the refusal of its first try: what cancels that at the same time is lost on the client.
+            now = asyncio.Event()
+            asyncio.get_running_loop().call_later(RECONNECT_WAIT_S + moment / 5000, now.set)
+            await now.wait()
+
+    async with proxied(deployment.servers[0].address.url) as proxy, asyncio.TaskGroup() as group:
+        for moment in range(100):
+            group.create_task(close_while_it_looks_for_its_server(moment))
+        await connected.wait()
+        await proxy.stop()
+        cut.set()
+    left = asyncio.all_tasks() - before
+    assert not [task for task in left if "Client" in repr(task.get_coro())]
 
 
 async def test_wrong_credentials_are_a_configuration_error(deployment: Deployment) -> None:
