@@ -83,7 +83,11 @@ class TaskCreate(Request):
     acceptance: list[CheckIn] = Field(default=[], max_length=CHECKS_MAX)
     limits: LimitsIn | None = None
     model: Name | None = None
-    tools: Annotated[list[Name], Field(max_length=TOOLS_MAX)] | None = None
+    tools: Annotated[list[Name], Field(max_length=TOOLS_MAX)] | None = Field(
+        default=None,
+        description="The only tools that the run may use. If one of them is offered by no tool host when the run begins, "
+        "it fails with DEPENDENCY_FAILED before the model is asked.",
+    )
     priority: Priority = "normal"
     metadata: dict[
         Annotated[Text, Field(min_length=1, max_length=METADATA_KEY_CHARS_MAX)],

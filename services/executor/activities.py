@@ -39,7 +39,7 @@ from services.executor.decision.activity import (
 )
 from services.executor.decision.calls import completed
 from services.executor.decision.decide import Env
-from services.executor.decision.waits import again, silent
+from services.executor.decision.waits import again, silent, unmet
 from services.executor.egress.context import Window
 from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.talk import Conversing, Talking, Tell
@@ -61,7 +61,8 @@ ANSWER_CHARS_MAX = 100_000
 # Verifications that broke off (a dead verifier, a dead host) before the run is given up.
 VERIFY_ATTEMPTS_MAX = 10
 # How long a run waits for a tool host before it settles what it offers its model, so that this is not without tools at
-# start-up; a run that has a workspace waits as long as it takes.
+# start-up, and for a tool that its task names once there are hosts; a run that has a workspace, or whose task names tools
+# of hosts, waits for the first host as long as it takes.
 HOSTS_WAIT_S = 30.0
 
 
@@ -167,10 +168,7 @@ class Activities:
             case Attach():
                 return await self._attach(state)
             case Offer():
-                needed = state.attachment is not None
-                await self._bench.hosts.wait_for_workspaces(needed=needed, patience_s=HOSTS_WAIT_S)
-                await self._offer.make(state)
-                return []
+                return await self._settle_offer(state)
             case ReadResult(call):
                 return [await read_earlier(self._bench.bus.log, state, call, on.places)]
             case CallTool(call):
@@ -228,6 +226,15 @@ class Activities:
             return [e.RunFailed(error=error, usage=state.usage)]
         self._attached = True
         return [attached.event] if attached.event is not None else []
+
+    async def _settle_offer(self, state: RunState) -> list[e.LogEvent]:
+        hosts, offer = self._bench.hosts, self._offer
+        needed = state.attachment is not None or bool(offer.missing(state))
+        await hosts.wait_for_workspaces(needed=needed, patience_s=HOSTS_WAIT_S)
+        if not await hosts.until(lambda: not offer.missing(state), HOSTS_WAIT_S):
+            return [unmet(state, offer.missing(state))]
+        await offer.make(state)
+        return []
 
     async def _call(self, state: RunState, call: CallState, *, fresh: bool) -> Observed:
         return self._observed(call, await self._calls.outcome(state, call, fresh=fresh))

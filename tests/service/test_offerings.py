@@ -106,10 +106,28 @@ async def test_a_second_run_of_a_process_needs_nothing_stored(bus: Bus) -> None:
         await first.make(run())
         second = await begun(offerings, run())
         assert second.made(run()) == first.made(run())
-        narrowed = run(task=TaskSpec(goal="x", tools=["read_file", "none such"]))
+        narrowed = run(task=TaskSpec(goal="x", tools=["read_file"]))
         third = await begun(offerings, narrowed)
         assert third.made(narrowed) is None
         assert list(third.specs(narrowed)) == ["read_file"]
+
+
+async def test_what_a_task_names_and_nobody_offers_is_missing_until_a_host_has_it(bus: Bus) -> None:
+    wanted = run(task=TaskSpec(goal="x", tools=["read_file", "tides", "ask_user"]))
+    async with watched(bus) as (hosts, offerings):
+        async with hosting(bus, hosts, spec("read_file")):
+            # The same set was stored for another run; this one may not begin with it.
+            other = run(task=TaskSpec(goal="x", tools=["read_file", "ask_user"]))
+            await (await begun(offerings, other)).make(other)
+            offer = await begun(offerings, wanted)
+            assert offer.missing(wanted) == ["tides"]
+            assert offer.made(wanted) is None
+        async with hosting(bus, hosts, spec("read_file"), spec("tides")):
+            assert offer.missing(wanted) == []
+            await offer.make(wanted)
+            assert offer.made(wanted) is not None
+        # What goes later is told to the model call by call.
+        assert offer.missing(msgspec.structs.replace(wanted, offered=offer.made(wanted))) == []
 
 
 async def test_a_run_that_began_without_a_host_is_offered_its_tools_once_there_is_one(bus: Bus) -> None:

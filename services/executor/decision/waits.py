@@ -35,6 +35,15 @@ def silent(state: RunState, host: str, now: datetime) -> e.LogEvent:
     return e.RunReleased(reason="failure", retry_at=retry_at, silent_host=host, message=told)
 
 
+def unmet(state: RunState, missing: list[str]) -> e.RunFailed:
+    """What becomes of a run whose task names tools that the hosts do not offer: without them it would do something else."""
+    message = (
+        f"no tool host offers what the task names: {', '.join(missing)}; start the host or the MCP server that has it "
+        "(GET /api/health lists all tools), then retry the run"
+    )
+    return e.RunFailed(error=RunError(error_code="DEPENDENCY_FAILED", message=message), usage=state.usage)
+
+
 def suspend(
     state: RunState, open_calls: list[ModelToolCall], why: Callable[[ModelToolCall], str]
 ) -> list[e.LogEvent]:

@@ -48,8 +48,10 @@ def _task(parent: RunState, call: CallState) -> TaskSpec:
     tools = call.arguments.get("tools")
     asked = msgspec.convert(tools, list[str]) if tools is not None else None
     allowed = parent.task.tools
-    if asked is not None and allowed is not None:
-        asked = [name for name in asked if name in allowed]
+    # A model names tools that it has seen elsewhere; a task that names what nobody offers would fail.
+    known = parent.offered.names if parent.offered is not None else allowed
+    if asked is not None and known is not None:
+        asked = [name for name in asked if name in known]
     return TaskSpec(
         goal=str(call.arguments.get("goal", "")),
         workspace=parent.workspace,

@@ -50,6 +50,13 @@ class Offerings:
         # Whom else a tool is for is nobody's business.
         return {name: msgspec.structs.replace(found[name], tenants=[]) for name in names}
 
+    def missing(self, state: RunState) -> list[str]:
+        """What the task names and nobody offers, before the model is asked for the first time. What goes later is told to
+        the model, which can do without."""
+        if state.offered is not None or state.task.tools is None:
+            return []
+        return sorted(set(state.task.tools) - self.hosts.tools(state.tenant).keys() - RUNTIME_TOOLS.keys())
+
     def stored(self, tenant: str, specs: Specs) -> Offered | None:
         """The name of these tools, if they were stored from here lately."""
         offered = named(specs)
@@ -123,9 +130,12 @@ class RunOffer:
             self._all.now(state).keys() - RUNTIME_TOOLS
         )
 
+    def missing(self, state: RunState) -> list[str]:
+        return self._all.missing(state)
+
     def made(self, state: RunState) -> Offered | None:
         """What is stored for the next request to name, if anything is."""
-        if self._made is None and self._all.hosts.ready():
+        if self._made is None and self._all.hosts.ready() and not self.missing(state):
             specs = self._all.now(state)
             self._take(self._all.stored(state.tenant, specs), specs)
         return self._made if self._made != state.offered else None
