@@ -48,7 +48,7 @@ class RunClaimed(EventBody, frozen=True, kw_only=True):
 
 class RunReleased(EventBody, frozen=True, kw_only=True):
     """The owner let go. `waiting_for`: what a suspended run waits for; `silent_host`: one that lives and never answered;
-    `tokens_used_up`: the tenant may use no more of them today."""
+    `tokens_used_up`: the tenant may use no more of them today; `no_host`: there is none that its tools could be on."""
 
     type = "run.released"
     life = True
@@ -58,6 +58,7 @@ class RunReleased(EventBody, frozen=True, kw_only=True):
     message: str | None = None
     silent_host: str | None = None
     tokens_used_up: bool = False
+    no_host: bool = False
 
 
 class RunCancelRequested(EventBody, frozen=True, kw_only=True):

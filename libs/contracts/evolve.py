@@ -129,9 +129,9 @@ def _released(state: RunState, event: Event) -> RunState:
             )
         case "failure":
             state = _replace(state, status=RunStatus.RETRYING, retry_at=body.retry_at)
-            if body.silent_host is None and not body.tokens_used_up:
+            if body.silent_host is None and not body.tokens_used_up and not body.no_host:
                 return state
-            # The fault is the host's or the tenant's, not the run's: it is no reason to carry the run alone.
+            # The fault is the hosts' or the tenant's, not the run's: it is no reason to carry the run alone.
             return _replace(
                 state,
                 claims_without_progress=max(0, state.claims_without_progress - 1),

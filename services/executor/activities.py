@@ -39,7 +39,7 @@ from services.executor.decision.activity import (
 )
 from services.executor.decision.calls import completed
 from services.executor.decision.decide import Env
-from services.executor.decision.waits import again, silent, unmet
+from services.executor.decision.waits import again, silent, unhosted, unmet
 from services.executor.egress.context import Window
 from services.executor.endpoint.pulse import Pulse
 from services.executor.endpoint.talk import Conversing, Talking, Tell
@@ -49,10 +49,16 @@ from services.executor.runcalls import GivenUp, RunCalls, Vanished
 from services.executor.tools.calls import CallOutcome, Calls, HostGone, HostSilent
 from services.executor.tools.children import spawn
 from services.executor.tools.earlier import read_earlier
-from services.executor.tools.hosts import Hosts
+from services.executor.tools.hosts import HOSTS_WAIT_S, Hosts
 from services.executor.tools.offering import Offerings, RunOffer, Specs
 from services.executor.tools.recovery import NextAttempt, Uncertain
-from services.executor.tools.workspace import AttachFailed, AttachRefused, AttachUnanswered, Workspaces
+from services.executor.tools.workspace import (
+    AttachFailed,
+    AttachRefused,
+    AttachUnanswered,
+    AttachUnhosted,
+    Workspaces,
+)
 
 # Beyond the checks' own time: snapshot, checkouts, the way there and back.
 VERIFY_OVERHEAD_S = 120.0
@@ -60,10 +66,6 @@ VERIFY_OVERHEAD_S = 120.0
 ANSWER_CHARS_MAX = 100_000
 # Verifications that broke off (a dead verifier, a dead host) before the run is given up.
 VERIFY_ATTEMPTS_MAX = 10
-# How long a run waits for a tool host before it settles what it offers its model, so that this is not without tools at
-# start-up, and for a tool that its task names once there are hosts; a run that has a workspace, or whose task names tools
-# of hosts, waits for the first host as long as it takes.
-HOSTS_WAIT_S = 30.0
 
 
 class Rules(NamedTuple):
@@ -221,6 +223,8 @@ class Activities:
         if isinstance(attached, AttachUnanswered):
             self._log.warning("workspace.host_silent", host=attached.host, times=state.silences + 1)
             return [silent(state, attached.host, self._bench.clock.now())]
+        if isinstance(attached, AttachUnhosted):
+            return [self._unhosted()]
         if isinstance(attached, AttachFailed):
             error = RunError(error_code="WORKSPACE_ERROR", message=attached.message)
             return [e.RunFailed(error=error, usage=state.usage)]
@@ -228,13 +232,19 @@ class Activities:
         return [attached.event] if attached.event is not None else []
 
     async def _settle_offer(self, state: RunState) -> list[e.LogEvent]:
+        """Not before there is a host, or the model would be asked as if its tools did not exist."""
         hosts, offer = self._bench.hosts, self._offer
         needed = state.attachment is not None or bool(offer.missing(state))
-        await hosts.wait_for_workspaces(needed=needed, patience_s=HOSTS_WAIT_S)
+        if not await hosts.until(hosts.ready, HOSTS_WAIT_S) and needed:
+            return [self._unhosted()]
         if not await hosts.until(lambda: not offer.missing(state), HOSTS_WAIT_S):
             return [unmet(state, offer.missing(state))]
         await offer.make(state)
         return []
+
+    def _unhosted(self) -> e.LogEvent:
+        self._log.warning("hosts.none")
+        return unhosted(self._bench.clock.now())
 
     async def _call(self, state: RunState, call: CallState, *, fresh: bool) -> Observed:
         return self._observed(call, await self._calls.outcome(state, call, fresh=fresh))

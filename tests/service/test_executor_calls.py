@@ -64,28 +64,6 @@ async def test_what_a_dead_host_did_is_known_although_no_other_host_offers_the_t
     assert (type(once), type(again), adopted, untouched) == (Uncertain, NextAttempt, done, None)
 
 
-async def test_a_model_is_asked_without_workspace_tools_only_where_there_never_was_a_workspace(
-    bus: Bus,
-) -> None:
-    hosts, clock = Hosts(bus), SystemClock()
-    host = Registration("toolhost", "late", 1, False, 3.0, {})
-    watching = asyncio.create_task(hosts.watch())
-    try:
-        await hosts.wait_for_workspaces(needed=False, patience_s=0.05)
-        assert not hosts.ready()
-        waiting = asyncio.create_task(hosts.wait_for_workspaces(needed=True, patience_s=0.05))
-        done, _ = await asyncio.wait({waiting}, timeout=0.3)
-        assert not done
-        async with register(bus, clock, host, on_death=lambda: None) as late:
-            catalog = HostCatalog(boot=late.boot, replica="late", host="h", workspaces=True, tools=[])
-            await bus.bucket("catalog").put(late.boot, msgspec.json.encode(catalog))
-            async with asyncio.timeout(PATIENCE_S):
-                await waiting
-            assert hosts.ready()
-    finally:
-        watching.cancel()
-
-
 UNUSABLE = [
     b"",
     b"hello",

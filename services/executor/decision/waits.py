@@ -21,6 +21,8 @@ from services.executor.tools.runtime import ASK_USER
 # time twice as long, a quarter of an hour in all. A host that is silent for longer has a defect that a person must see.
 SILENCE_PAUSE_S = 30.0
 SILENCES_MAX = 5
+# How soon a run that found no tool host at all looks again. It does for as long as that takes: nobody needs it before.
+NO_HOST_PAUSE_S = 60.0
 
 
 def silent(state: RunState, host: str, now: datetime) -> e.LogEvent:
@@ -33,6 +35,16 @@ def silent(state: RunState, host: str, now: datetime) -> e.LogEvent:
         return e.RunFailed(error=RunError(error_code="WORKSPACE_ERROR", message=message), usage=state.usage)
     retry_at = rfc3339(now + timedelta(seconds=SILENCE_PAUSE_S * 2**state.silences))
     return e.RunReleased(reason="failure", retry_at=retry_at, silent_host=host, message=told)
+
+
+def unhosted(now: datetime) -> e.RunReleased:
+    """What becomes of a run that needs a tool host where there is none: it holds no place while it waits, and says so."""
+    return e.RunReleased(
+        reason="failure",
+        retry_at=rfc3339(now + timedelta(seconds=NO_HOST_PAUSE_S)),
+        no_host=True,
+        message="no tool host is there that can hold a workspace; start one (`perdure doctor` tells what lives)",
+    )
 
 
 def unmet(state: RunState, missing: list[str]) -> e.RunFailed:

@@ -21,6 +21,9 @@ from libs.contracts.tools import RUN_TOOLS, HostCatalog, ToolSpec
 
 T = TypeVar("T")
 
+# How long a run waits for a tool host before it settles what it offers its model, so that this is not without tools at
+# start-up; for a tool that its task names, once there is a host; and for any host, before it lets go of its place.
+HOSTS_WAIT_S = 30.0
 _REPLICA_PREFIX = replica_key("")
 
 
@@ -76,16 +79,6 @@ class Hosts:
             if any(spec.name == name and spec.is_for(tenant) for spec in catalog.tools)
         ]
         return self._rendezvous(able, spread)
-
-    async def wait_for_workspaces(self, *, needed: bool, patience_s: float) -> None:
-        """Wait for a host that can hold workspaces: for `patience_s`, or until there is one if it is `needed`.
-
-        A model that is asked while all hosts are away answers as if its tools did not exist.
-        """
-        while not await self.until(self.ready, patience_s):
-            if not needed:
-                return
-            self._log.warning("hosts.none", hint="a run with a workspace waits for a tool host")
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait for the hosts to fulfil `condition`; whether they did within `timeout_s`."""

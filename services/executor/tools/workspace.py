@@ -27,7 +27,7 @@ from libs.contracts.tools import (
 from libs.contracts.values import ProjectInstructions
 from libs.contracts.workspaces import Saved
 from services.executor.tools.calls import Calls, HostGone, HostSilent
-from services.executor.tools.hosts import Hosts
+from services.executor.tools.hosts import HOSTS_WAIT_S, Hosts
 
 # Making a baseline of a large project takes its time; a host that needs longer is asked again.
 ATTACH_TIMEOUT_S = 60.0
@@ -61,10 +61,17 @@ class AttachUnanswered(NamedTuple):
     host: str
 
 
+class AttachUnhosted(NamedTuple):
+    """No host is there; that can last."""
+
+
 class AttachRefused(NamedTuple):
     """The host says that the run is not this owner's any more."""
 
     reason: str
+
+
+AttachOutcome = Attached | AttachFailed | AttachUnanswered | AttachUnhosted | AttachRefused
 
 
 class Workspaces:
@@ -77,8 +84,8 @@ class Workspaces:
         self._hosts, self._calls, self._shards = hosts, calls, shards
         self._logger = get_logger("workspace")
 
-    async def attach(self, state: RunState) -> Attached | AttachFailed | AttachUnanswered | AttachRefused:
-        """Find or name the host of the run's workspace and have it prepare it; waits until there is one."""
+    async def attach(self, state: RunState) -> AttachOutcome:
+        """Find or name the host of the run's workspace and have it prepare it; waits while there is one that may."""
         identifier = workspace_id(self._shards, state.tenant, state.workspace)
         told, pause_s = "", LOOK_AGAIN_S
         while True:
@@ -104,6 +111,8 @@ class Workspaces:
                     # Also how far it is, where it takes long.
                     told = said
                     self._logger.warning("workspace.not_attached_yet", workspace=identifier, said=said)
+            if not await self._hosts.until(self._hosts.ready, HOSTS_WAIT_S):
+                return AttachUnhosted()
             await self._hosts.pause(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_MAX_S)
 
