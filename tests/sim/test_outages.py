@@ -21,12 +21,13 @@ from libs.chassis.effects import JOURNAL_PATIENCE_S, Effect, Effects, Prepared
 from libs.chassis.execution import Executions
 from libs.contracts import events as e
 from libs.contracts.clock import rfc3339
+from libs.contracts.run import RunState
 from libs.contracts.subjects import catalog_key, replica_key
 from libs.contracts.tasks import Limits, TaskSpec
 from libs.contracts.tools import HostCatalog, JournalState, Semantics, ToolCall, ToolResult
 from services.executor.tools.calls import UNANSWERED_MAX, Calls
 from services.executor.tools.hosts import Hosts
-from services.executor.tools.workspace import ATTACH_TIMEOUT_S, AttachUnanswered, Workspaces
+from services.executor.tools.workspace import ATTACH_TIMEOUT_S, Attached, AttachUnanswered, Workspaces
 from tests.sim.clock import SimClock
 from tests.sim.virtual import Weather, told
 
@@ -97,6 +98,13 @@ def test_a_living_host_that_does_not_answer_is_left_alone_after_a_few_questions(
     assert len(asked) == UNANSWERED_MAX
 
 
+async def _holder(workspaces: Workspaces, state: RunState) -> str:
+    """The boot of the host that holds the run's workspace, once it does."""
+    attached = await workspaces.attach(state)
+    assert isinstance(attached, Attached)
+    return attached.host
+
+
 def test_a_host_that_only_the_log_of_a_workspace_names_is_buried_by_whoever_needs_it() -> None:
     """It died, the leases and the catalog went, and no scheduler lives."""
 
@@ -110,13 +118,13 @@ def test_a_host_that_only_the_log_of_a_workspace_names_is_buried_by_whoever_need
         async with _workspaces(bus, clock) as workspaces:
             machine = weather.server.connect("machine", weather)
             async with _host(machine, clock, attached) as former:
-                assert (await workspaces.attach(state))[0] == former
+                assert await _holder(workspaces, state) == former
                 weather.server.disconnect(machine.link)
                 for hint in ("leases", "catalog"):
                     weather.server.buckets[bus.subjects.stream(hint)].lose_all()
             async with _host(bus, clock, attached) as other:
                 weather.seen.clear()
-                assert (await workspaces.attach(state))[0] == other
+                assert await _holder(workspaces, state) == other
         # A few questions whether it lives, and one to the other.
         assert weather.seen["request"] < 20
 
