@@ -35,6 +35,7 @@ def items_begun(state: ProjectState, event: Event) -> ProjectState:
             session=start.session,
             run_id=session_run_id(state.project_id, start.session, Stage.AGENT),
             last_error=before.error if before is not None else "",
+            share=start.share,
         )
     items = _replace(items, next=following, going=going, waiting=waiting)
     return counted(_replace(state, items=items, sessions=sessions))

@@ -39,6 +39,7 @@ def session_started(state: ProjectState, event: Event) -> ProjectState:
         attempt=body.attempt,
         reverify=body.reverify,
         base=body.base,
+        share=body.share,
     )
     waits = {lane: wait for lane, wait in state.waits.items() if lane != body.lane}
     features = state.features

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from libs.contracts.checks import Check
+from libs.contracts.values import Share
 
 # A longer list is several projects: it travels in the first record of the project's log.
 ITEMS_MAX = 10_000
@@ -41,11 +42,13 @@ class ItemMap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ItemStart(msgspec.Struct, frozen=True, kw_only=True):
-    """`index` from 0, `attempt` from 1; `session` numbers all that was begun in this project, and names the run."""
+    """`index` from 0, `attempt` from 1; `session` numbers all that was begun in this project, and names the run; `share` is
+    what it may use of the project's caps (`None`: it began before this was written down)."""
 
     index: int
     attempt: int
     session: int
+    share: Share | None = None
 
 
 class ItemEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +68,7 @@ class ItemGoing(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     run_id: str
     last_error: str = ""
+    share: Share | None = None
 
 
 class ItemWaiting(msgspec.Struct, frozen=True, kw_only=True):

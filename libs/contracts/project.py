@@ -23,10 +23,10 @@ from libs.contracts.projects import (
     ProjectStatus,
 )
 from libs.contracts.sessions import SessionKind, Stage
-from libs.contracts.values import RunError, Usage
+from libs.contracts.values import RunError, Share, Usage
 
 # The version of this fold: a checkpoint made by another one is not used.
-PROJECT_FOLD_VERSION = 5
+PROJECT_FOLD_VERSION = 6
 
 F, P, S = FeatureStatus, Phase, ProjectStatus
 
@@ -120,7 +120,7 @@ class StageEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The session that goes on in a lane; `stage` and `run_id` name the run that should exist now, if any; `stalled` says
-    why that one is to end. Beside others it has begun from the commit `base`."""
+    why that one is to end. Beside others it has begun from the commit `base`. `share` is what its agent may use of the caps."""
 
     session: int
     kind: SessionKind
@@ -130,6 +130,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 1
     reverify: list[str] = []
     base: str | None = None
+    share: Share | None = None
     stage: Stage | None = None
     run_id: str | None = None
     requested_at: str = ""

@@ -21,7 +21,7 @@ from libs.contracts.projects import (
     ProjectSpec,
 )
 from libs.contracts.sessions import SessionKind, Stage
-from libs.contracts.values import RunError, Usage
+from libs.contracts.values import RunError, Share, Usage
 
 Cap = Literal["sessions", "tokens", "cost", "wall_time", "attempts", "features", "items"]
 
@@ -126,7 +126,8 @@ class ProjectCompleted(EventBody, frozen=True, kw_only=True):
 
 class SessionStarted(EventBody, frozen=True, kw_only=True):
     """`attempt` is told to the model. `reverify` are committed features that are proved first. `base` is the commit that a
-    session beside others begins from, whatever is committed meanwhile."""
+    session beside others begins from, whatever is committed meanwhile. `share` is what its agent may use of the project's caps
+    (`None`: it asks no model, or began before this was written down)."""
 
     type = "session.started"
     life = True
@@ -137,6 +138,7 @@ class SessionStarted(EventBody, frozen=True, kw_only=True):
     attempt: int = 1
     reverify: list[str] = msgspec.field(default_factory=list[str])
     base: str | None = None
+    share: Share | None = None
 
 
 class SessionRunRequested(EventBody, frozen=True, kw_only=True):

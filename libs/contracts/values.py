@@ -43,6 +43,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one session may use of its project's caps; `None`: no cap of that kind."""
+
+    tokens: int | None = None
+    cost_usd: float | None = None
+
+
 # The error code of a request that the provider calls too long, and of a run of which nothing more can leave.
 CONTEXT_EXHAUSTED = "CONTEXT_EXHAUSTED"
 

@@ -26,7 +26,7 @@ from libs.contracts.projects import Phase, ProjectStatus
 from libs.contracts.run import RunStatus
 from libs.contracts.sessions import SessionKind, SessionRef, Stage
 from libs.contracts.tasks import TaskSpec
-from libs.contracts.values import RunError, Usage
+from libs.contracts.values import RunError, Share, Usage
 from services.scheduler.projects.effects import (
     Do,
     Effect,
@@ -41,6 +41,7 @@ from services.scheduler.projects.effects import (
 )
 from services.scheduler.projects.facts import RunSeen, error_of
 from services.scheduler.projects.selection import BACKOFF_S_MAX, reached_cap
+from services.scheduler.projects.shares import share_of
 from services.scheduler.projects.silences import STALL
 
 # 2^16 times the shortest wait is above the bound.
@@ -177,8 +178,10 @@ def _go_on(state: ProjectState, items: ItemsState, mapped: ItemMap, env: Env) ->
     effects = [*_missing(items, env), *_watched(state, env)]
     paused = (run for run in env.runs.values() if run.status is RunStatus.PAUSED)
     effects += [ResumeRun(run.run_id, "project") for run in paused]
-    if free > 0 and items.waiting:
-        soonest = min(items.waiting.values(), key=lambda one: one.until)
+    # One that is due and has no share begins when another one ends, which nobody has to be woken for.
+    later = [one for one in items.waiting.values() if parse_rfc3339(one.until) > env.now]
+    if free > 0 and later:
+        soonest = min(later, key=lambda one: one.until)
         effects.append(Wait(soonest.sequence, parse_rfc3339(soonest.until)))
     return Do(tuple(effects))
 
@@ -193,10 +196,24 @@ def _starts(
     chosen = [(index, items.waiting[index].attempts + 1) for _, index in due]
     left = max(0, free - len(chosen))
     chosen += [(index, 1) for index in range(items.next, min(items.next + left, len(mapped.items)))]
+    chosen = chosen[:free]
+    shares = _shares(state, len(chosen), min(free, len(items.waiting) + len(mapped.items) - items.next))
     return [
-        ItemStart(index=index, attempt=attempt, session=state.sessions + 1 + place)
-        for place, (index, attempt) in enumerate(chosen[:free])
+        ItemStart(index=index, attempt=attempt, session=state.sessions + 1 + place, share=share)
+        for place, ((index, attempt), share) in enumerate(zip(chosen, shares, strict=False))
     ]
+
+
+def _shares(state: ProjectState, count: int, places: int) -> list[Share]:
+    """What so many that could begin get of the project's caps; none for those that have to wait for others to end. `places`
+    counts those beside them that wait for a retry only."""
+    shares: list[Share] = []
+    for place in range(count):
+        share = share_of(state, places - place, shares)
+        if share is None:
+            break
+        shares.append(share)
+    return shares
 
 
 def _stop(state: ProjectState, items: ItemsState, mapped: ItemMap, now: datetime) -> e.ProjectBlocked | None:

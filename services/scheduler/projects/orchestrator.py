@@ -196,7 +196,7 @@ class Orchestrator:
     async def _make_item(self, state: ProjectState, index: int, lost: set[str]) -> bool:
         assert state.items is not None
         work = state.items.going[index]
-        task, limits = task_of(state, index, work), limits_of(state, self._limits)
+        task, limits = task_of(state, index, work), limits_of(state, work.share, self._limits)
         return await self._make(state, SessionRun(work.run_id, task, limits), lost)
 
     async def _make(self, state: ProjectState, run: SessionRun, lost: set[str]) -> bool:

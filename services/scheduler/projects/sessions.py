@@ -15,6 +15,7 @@ from libs.contracts.projects import FEATURES_MIN, INIT_TIMEOUT_S, FeatureStatus
 from libs.contracts.sessions import Errand, SessionKind, SessionRef, Stage
 from libs.contracts.tasks import LimitOverrides, Limits, TaskSpec
 from libs.contracts.tools import VERIFY
+from libs.contracts.values import Share
 from libs.contracts.workspaces import (
     WORKSPACE_BEGIN,
     WORKSPACE_COMMAND,
@@ -39,6 +40,7 @@ from services.scheduler.projects.lanes import (
 )
 from services.scheduler.projects.prompt import INSTRUCTIONS, goal_of
 from services.scheduler.projects.proofs import checks_of, proved_again
+from services.scheduler.projects.shares import without
 
 # A commit or a clone of a large repository; git takes seconds for most.
 _GIT_S = 600.0
@@ -72,7 +74,7 @@ def run_of(state: ProjectState, work: Work, deployment: Limits) -> SessionRun:
             task = _errand(state, work, f"take leave of lane {work.lane}", leave_steps(state, work))
         case Stage.GATHER:
             task = _errand(state, work, f"keep what lane {work.lane} held", gather_steps(state, work))
-    limits = limits_of(state, deployment) if work.stage is Stage.AGENT else deployment
+    limits = limits_of(state, work.share, deployment) if work.stage is Stage.AGENT else deployment
     return SessionRun(work.run_id, task, limits)
 
 
@@ -347,17 +349,13 @@ def _hook(state: ProjectState, name: str, argv: list[str] | None, *, must_pass: 
 # --- Limits -----------------------------------------------------------------------------------------------------
 
 
-def limits_of(state: ProjectState, deployment: Limits) -> Limits:
-    """The limits of an agent's run: the deployment's, the project's for each, and no more than is left of its caps."""
+def limits_of(state: ProjectState, share: Share | None, deployment: Limits) -> Limits:
+    """The limits of an agent's run: the deployment's, the project's for each, and its share of the project's caps."""
+    share, rest = share or Share(), without(state)
+    tokens = share.tokens if share.tokens is not None else rest.tokens
+    cost_usd = share.cost_usd if share.cost_usd is not None else rest.cost_usd
     limits = _lowered(deployment, state.limits.session)
-    tokens, cost = state.limits.max_total_tokens, state.limits.max_cost_usd
-    if tokens is not None:
-        left = max(1, tokens - state.usage.total_tokens)
-        limits = _lowered(limits, LimitOverrides(max_total_tokens=left))
-    if cost is not None and state.usage.cost_usd is not None:
-        left_usd = max(0.0001, cost - state.usage.cost_usd)
-        limits = _lowered(limits, LimitOverrides(max_cost_usd=left_usd))
-    return limits
+    return _lowered(limits, LimitOverrides(max_total_tokens=tokens, max_cost_usd=cost_usd))
 
 
 def _lowered(limits: Limits, wanted: LimitOverrides) -> Limits:

@@ -11,6 +11,7 @@ from libs.contracts.project import OPEN_FEATURE, Feature, ProjectState
 from libs.contracts.project_events import ProjectEvent
 from libs.contracts.projects import FeatureStatus, Phase
 from libs.contracts.sessions import SessionKind
+from libs.contracts.values import Share
 from services.scheduler.projects.selection import (
     exhausted,
     held_elsewhere,
@@ -19,6 +20,7 @@ from services.scheduler.projects.selection import (
     to_reverify,
     unmet,
 )
+from services.scheduler.projects.shares import places, share_of
 
 # Features that a reason names; the list of them is one request away.
 _NAMED_MAX = 5
@@ -49,7 +51,9 @@ def start(state: ProjectState, lane: int, now: datetime) -> list[ProjectEvent]:
     if cap is not None:
         # What other lanes are at ends first, and counts.
         return [] if state.works else [_capped(cap)]
-    return [_session(state, lane, feature)]
+    share = share_of(state, places(state, feature))
+    # What is left is given to others; each that ends gives back what it did not use.
+    return [_session(state, lane, feature, share)] if share is not None else []
 
 
 def removal(state: ProjectState, lane: int) -> ProjectEvent:
@@ -88,11 +92,12 @@ def _initialize(state: ProjectState, lane: int, now: datetime) -> list[ProjectEv
             kind=SessionKind.INITIALIZE,
             lane=lane,
             attempt=state.failures + 1,
+            share=share_of(state, 1),
         )
     ]
 
 
-def _session(state: ProjectState, lane: int, feature: Feature) -> ProjectEvent:
+def _session(state: ProjectState, lane: int, feature: Feature, share: Share) -> ProjectEvent:
     return e.SessionStarted(
         session=state.sessions + 1,
         kind=SessionKind.FEATURE,
@@ -101,6 +106,7 @@ def _session(state: ProjectState, lane: int, feature: Feature) -> ProjectEvent:
         attempt=feature.failures + feature.unfinished + 1,
         reverify=to_reverify(state),
         base=state.head if state.in_lanes else None,
+        share=share,
     )
 
 
