@@ -1,7 +1,8 @@
-"""The raw connection: publish, request, gather, subscribe. The only file that holds a client of the vendor.
+"""The raw connection: publish, request, gather, subscribe. The only file that holds a client of the vendor's.
 
 Invariant: the connection comes back by itself for ever; a request whose answer cannot come any more (connection lost,
-nobody there, time over) ends at once, as `BusUnavailable`, and never later than its timeout.
+nobody there, time over) ends at once, as `BusUnavailable`, and never later than its timeout; while the socket takes nothing,
+not before that is noticed.
 
 Messages are handed over inside the reading task, without a queue or a task per subscription: thousands of
 subscriptions cost nothing while idle, and nothing is ever left behind for a drain to wait on. A sink therefore only
@@ -19,14 +20,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from libs.bus.natsclient import GONE, NatsClient, ended, heeded
 from libs.contracts.clock import Clock
 from libs.contracts.errors import BusUnavailable, ConfigurationError, NobodyThere, PayloadTooLarge
 from libs.contracts.streams import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 
 Sink = Callable[[Msg], None]
-
-# How the vendor's client says that the connection is gone; uvloop says it of a closed transport with a RuntimeError.
-_GONE = (nats.errors.Error, OSError, RuntimeError)
 
 # Three missed pings are noticed within 6 s, before the patience of an append (15 s) is used up.
 PING_S = 2
@@ -35,8 +34,12 @@ RECONNECT_WAIT_S = 0.25
 CONNECT_TIMEOUT_S = 2
 # How long a starting process waits for its server; the launcher starts both at the same time.
 START_PATIENCE_S = 30.0
-# What may wait for the socket before a publisher is made to wait: a few of the largest messages.
+# What may wait for the socket before a publisher is made to wait: a few of the largest messages. How long it waits then:
+# as long as it takes to notice that the server is gone.
 PENDING_BYTES_MAX = 8 * 1024 * 1024
+PENDING_WAIT_S = PING_S * (PINGS_OUTSTANDING_MAX + 1)
+# How long the last of what was published may take to arrive when the connection is closed.
+FLUSH_S = 1
 
 _log = logging.getLogger("perdure.bus")
 
@@ -63,8 +66,8 @@ class Interest:
         """Subscribe on a fresh client. Called by the link alone."""
         # The client hands a message to a subscription's future by `set_result` in the reading task, for ever.
         receiver = cast("asyncio.Future[Msg]", _Receiver(self.sink))
-        self._live = await client.subscribe(  # pyright: ignore[reportUnknownMemberType] the client leaves its futures untyped
-            self.subject, queue=self.queue, future=receiver
+        self._live = await heeded(
+            client.subscribe(self.subject, queue=self.queue, future=receiver)  # pyright: ignore[reportUnknownMemberType] the client leaves its futures untyped
         )
 
     async def stop(self) -> None:
@@ -73,32 +76,10 @@ class Interest:
         live, self._live = self._live, None
         if live is not None:
             try:
-                await live.unsubscribe()
-            except _GONE:
+                await heeded(live.unsubscribe())
+            except GONE:
                 # Closed or draining: there is nothing left to unsubscribe from.
                 return
-
-
-class _Client(Client):
-    """The vendor's client with its headers parsed in a tenth of the time.
-
-    Half of the cost of reading a long log was its character-wise check of header names. Should another release not
-    call this any more, it is slower and nothing else.
-    """
-
-    @property
-    def reconnecting(self) -> "asyncio.Task[None] | None":
-        """The client's own task that looks for the server again."""
-        return self._reconnection_task
-
-    @staticmethod
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for line in raw.decode("utf-8", "replace").split("\r\n"):
-            name, colon, value = line.partition(":")
-            if colon:
-                found[name] = value.strip()
-        return found
 
 
 class Link:
@@ -107,7 +88,7 @@ class Link:
     def __init__(self, credentials: Credentials, clock: Clock) -> None:
         self._credentials = credentials
         self._clock = clock
-        self._client = _Client()
+        self._client = NatsClient()
         self._inbox = f"_INBOX.{base64.b32encode(clock.entropy(10)).decode().lower()}."
         self._requests = 0
         self._waiting: dict[str, _Waiter] = {}
@@ -142,22 +123,24 @@ class Link:
             await connecting
         finally:
             self._barred = None
-            await _end(connecting)
+            await ended(connecting)
         await self.subscribe(f"{self._inbox}*", self._answered)
 
     async def close(self) -> None:
         """Flush what was published, close. Nothing comes back afterwards."""
         self._closing = True
-        await _end(self._reviving)
+        await ended(self._reviving)
         try:
             if self._up.is_set():
-                await self._client.flush(timeout=2)
-        except _GONE:
+                await self._client.flush(timeout=FLUSH_S)
+        except GONE:
             _log.warning("bus.closed_without_flush")
+            self._client.drop()
         await self._close_client()
         while not self._client.is_closed:
             # It had just found the server again.
             await self._close_client()
+        self._up.clear()
         self._fail_all("the connection is closed")
 
     @property
@@ -199,8 +182,8 @@ class Link:
         if len(body) + HEADER_BYTES_MAX > MESSAGE_BYTES_MAX:
             _expect_room(body, headers)
         try:
-            await self._client.publish(subject, body, reply=reply, headers=headers)
-        except _GONE as error:
+            await heeded(self._client.publish(subject, body, reply=reply, headers=headers))
+        except GONE as error:
             raise BusUnavailable(f"cannot publish on {subject}: {error!r}", retry_after_s=1) from error
 
     async def request(
@@ -223,7 +206,7 @@ class Link:
         self._interests[interest] = None
         try:
             await interest.attach(self._client)
-        except _GONE as error:
+        except GONE as error:
             self.forget(interest)
             raise BusUnavailable(f"cannot subscribe to {subject}: {error!r}", retry_after_s=1) from error
         return interest
@@ -262,7 +245,7 @@ class Link:
             waiter.take(message)
 
     async def _connect(self) -> None:
-        client = _Client()
+        client = NatsClient()
         self._client = client
         given = self._credentials
         await client.connect(
@@ -278,6 +261,7 @@ class Link:
             reconnect_time_wait=RECONNECT_WAIT_S,  # pyright: ignore[reportArgumentType]
             connect_timeout=CONNECT_TIMEOUT_S,
             pending_size=PENDING_BYTES_MAX,
+            flush_timeout=PENDING_WAIT_S,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
@@ -286,12 +270,16 @@ class Link:
         self._up.set()
 
     async def _close_client(self) -> None:
+        # It writes what is left, however long that takes.
+        dropping = asyncio.get_running_loop().call_later(FLUSH_S, self._client.drop)
         try:
             await self._client.close()
-        except _GONE:
+        except GONE:
             # While it is cut off the client writes what is left to a transport that is closed already.
             _log.warning("bus.closed_without_flush")
-        await _end(self._client.reconnecting)
+        finally:
+            dropping.cancel()
+        await ended(self._client.reconnecting)
 
     async def _on_error(self, error: Exception) -> None:
         text = str(error) or repr(error)
@@ -327,7 +315,7 @@ class Link:
                 await self._connect()
                 for interest in list(self._interests):
                     await interest.attach(self._client)
-            except _GONE as error:
+            except GONE as error:
                 # It was closed again meanwhile.
                 await self._on_error(error)
                 continue
@@ -337,14 +325,6 @@ class Link:
     def _fail_all(self, why: str) -> None:
         for waiter in list(self._waiting.values()):
             waiter.fail(why)
-
-
-async def _end(connecting: "asyncio.Task[None] | None") -> None:
-    """Cancel, until it has ended: the client's time limits swallow a cancellation that meets a refused connection, and
-    then it would go on trying for ever, and keep the event loop from closing."""
-    while connecting is not None and not connecting.done():
-        connecting.cancel()
-        await asyncio.wait({connecting}, timeout=RECONNECT_WAIT_S)
 
 
 def _expect_room(body: bytes, headers: dict[str, str] | None) -> None:

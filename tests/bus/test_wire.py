@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -16,7 +17,7 @@ from libs.contracts.errors import BusUnavailable, ConfigurationError, NobodyTher
 from tests.bus.conftest import PREFIX, Site
 from tests.bus.writing import draft, fresh_key, take, write
 from tests.fakes.cluster import Deployment
-from tests.fakes.proxy import proxied
+from tests.fakes.proxy import Proxy, proxied
 
 
 async def echo(message: Message) -> bytes:
@@ -160,6 +161,58 @@ async def test_everything_works_again_on_a_new_connection(deployment: Deployment
             record = await bus.log.append(draft(key, 0))
             assert await take(follow, 1) == [record]
             assert await bus.wire.request("wire.echo", b"x", timeout_s=5) == b"re: x"
+
+
+@asynccontextmanager
+async def deafened(deployment: Deployment) -> AsyncGenerator[tuple[Bus, Proxy, asyncio.Task[None]]]:
+    """A bus whose server reads nothing any more, and who publishes until nothing goes out."""
+    sent = 0
+
+    async def publish() -> None:
+        nonlocal sent
+        while True:
+            await bus.wire.publish("wire.full", b"x" * 500_000)
+            sent += 1
+
+    async with (
+        proxied(deployment.servers[0].address.url) as proxy,
+        connect(deployment.settings(PREFIX, url=proxy.url), SystemClock()) as bus,
+    ):
+        proxy.deafen()
+        publishing, before = asyncio.create_task(publish()), -1
+        while sent > before:
+            before = sent
+            await anyio.sleep(0.1)
+        yield bus, proxy, publishing
+        publishing.cancel()
+        await asyncio.wait({publishing})
+
+
+async def test_who_waits_for_a_server_that_reads_nothing_ends_when_cancelled(deployment: Deployment) -> None:
+    async with deafened(deployment) as (bus, _, publishing):
+        assert bus.connected()
+        publishing.cancel()
+        with anyio.fail_after(20):
+            await asyncio.wait({publishing})
+        assert publishing.cancelled()
+
+
+async def test_a_server_that_reads_nothing_is_left_for_one_that_does(deployment: Deployment) -> None:
+    async with deafened(deployment) as (bus, proxy, publishing):
+        connections = proxy.connections
+        with anyio.fail_after(30):
+            await asyncio.wait({publishing})
+            assert isinstance(publishing.exception(), BusUnavailable)
+            while proxy.connections == connections or not bus.connected():
+                await anyio.sleep(0.01)
+        assert await bus.usable()
+
+
+async def test_a_connection_to_a_server_that_reads_nothing_is_closed(deployment: Deployment) -> None:
+    with anyio.fail_after(20):
+        async with deafened(deployment) as (bus, _, _):
+            pass
+    assert not bus.connected()
 
 
 async def test_a_process_without_a_server_is_not_usable(deployment: Deployment) -> None:

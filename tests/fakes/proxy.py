@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Passes bytes on. While `mute`, what the server sends is thrown away; what the client sends still arrives."""
+    """Passes bytes on. While `mute`, what the server sends is thrown away; what the client sends still arrives. Once it is
+    `deafened`, nothing is read any more on the connections that there are."""
 
     def __init__(self, url: str) -> None:
         target = urlsplit(url.split(",", maxsplit=1)[0])
@@ -18,6 +19,8 @@ class Proxy:
         self._host, self._port = target.hostname, target.port
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
+        self._hearing: set[asyncio.StreamReader] = set()
+        self._stopped = asyncio.Event()
         self.mute = False
         # Bytes that were thrown away so far.
         self.lost = 0
@@ -32,6 +35,7 @@ class Proxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     async def stop(self) -> None:
+        self._stopped.set()
         self.cut()
         if self._server is not None:
             self._server.close()
@@ -41,6 +45,10 @@ class Proxy:
         """Close all connections; clients may come again."""
         for writer in self._open:
             writer.close()
+
+    def deafen(self) -> None:
+        """Read nothing more from the clients that are here; others are heard."""
+        self._hearing.clear()
 
     def inject(self, data: bytes) -> None:
         """Send something to the clients as if the server had."""
@@ -55,6 +63,7 @@ class Proxy:
             writer.close()
             return
         self._open.add(writer)
+        self._hearing.update((reader, up_reader))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(reader, up_writer, from_server=False))
@@ -72,6 +81,9 @@ class Proxy:
                 if from_server and self.mute:
                     self.lost += len(data)
                     continue
+                if reader not in self._hearing:
+                    await self._stopped.wait()
+                    break
                 writer.write(data)
                 await writer.drain()
         except OSError:
