@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
-_BUS_SCHEMES = ("nats", "tls", "ws", "wss")
+# No websockets: the client is started without them (libs/bus/__init__.py).
+_BUS_SCHEMES = ("nats", "tls")
 
 
 def address(value: str, schemes: Sequence[str], example: str) -> str:

@@ -30,6 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
     [
         (ServiceSettings, "NATS_URL", "nonsense"),
         (ServiceSettings, "NATS_URL", "http://127.0.0.1:4222"),
+        (ServiceSettings, "NATS_URL", "ws://127.0.0.1:4222"),
         (ServiceSettings, "NATS_URL", "nats://127.0.0.1:x"),
         (ServiceSettings, "NATS_URL", "nats://a:4222,"),
         (ServiceSettings, "NATS_MONITOR_URL", "127.0.0.1:8222"),
