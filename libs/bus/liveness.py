@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from libs.bus.parting import let_go
 from libs.bus.ports import Bucket, Bus, Entry, Message, Replica
 from libs.bus.vitals import vitals
 from libs.contracts.clock import Clock
-from libs.contracts.errors import UNREADABLE, AppendConflict, BusUnavailable, PerdureError, Unavailable
+from libs.contracts.errors import UNREADABLE, AppendConflict, BusUnavailable, PerdureError
 from libs.contracts.ids import new_boot_id
 from libs.contracts.leases import LeaseValue
 from libs.contracts.subjects import replica_key
@@ -30,8 +31,6 @@ DEATH_S = 7 * 24 * 3600.0
 # How long a suspect may take to say that it lives; it is asked twice.
 ASK_S = 0.4
 RENEWALS_PER_TTL = 3
-# A process that ends does not wait for a bus that is away; its lease lapses by itself.
-LET_GO_S = 2.0
 
 Control = Callable[[ControlMessage], Awaitable[ControlReply]]
 
@@ -161,23 +160,22 @@ class Lease:
 
     async def end(self) -> None:
         """Let go at once: the own death is written over the own last value, so that nobody has to suspect it."""
-        if self._dead:
-            return
         self._confirmed_at = float("-inf")
-        value = _encode(msgspec.structs.replace(self._lease_value(), dead=True, free=0))
-        try:
-            async with asyncio.timeout(LET_GO_S):
-                try:
-                    await self._bucket.update(self._key, value, self._revision, ttl_s=DEATH_S)
-                except AppendConflict as conflict:
-                    # A renewal that was cancelled may have arrived; a death that somebody else wrote stays.
-                    await self._bucket.update(self._key, value, conflict.last, ttl_s=DEATH_S)
-        except (AppendConflict, Unavailable, TimeoutError) as error:
-            _log.info("bus.lease_left", extra={"fields": {"error": repr(error)}})
+        # A process that overran its time comes here when the connection is closed already.
+        if not self._dead and self._bus.connected():
+            await let_go("lease", self._write_own_death())
 
     @property
     def is_declared_dead(self) -> bool:
         return self._dead
+
+    async def _write_own_death(self) -> None:
+        value = _encode(msgspec.structs.replace(self._lease_value(), dead=True, free=0))
+        try:
+            await self._bucket.update(self._key, value, self._revision, ttl_s=DEATH_S)
+        except AppendConflict as conflict:
+            # A renewal that was cancelled may have arrived; a death that somebody else wrote stays.
+            await self._bucket.update(self._key, value, conflict.last, ttl_s=DEATH_S)
 
     async def _renew(self) -> None:
         # Counted from before it is sent: the server's clock of this lease starts later, never earlier.

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from libs.bus.fence import EpochFence
+from libs.bus.parting import let_go
 from libs.bus.ports import Bus, Delivery, Liveness, Message, Outcome
 from libs.chassis.effects import (
     DEFECTS,
@@ -30,7 +31,7 @@ from libs.chassis.execution import Execution, Executions
 from libs.chassis.logs import get_logger
 from libs.chassis.waiting import first_of
 from libs.contracts.clock import Clock
-from libs.contracts.errors import UNREADABLE, BusUnavailable, PerdureError, Unavailable
+from libs.contracts.errors import UNREADABLE, BusUnavailable, PerdureError
 from libs.contracts.streams import ConsumerSpec
 from libs.contracts.subjects import catalog_key
 from libs.contracts.tools import (
@@ -113,8 +114,9 @@ class ToolHost:
         async with asyncio.TaskGroup() as calls:
             async with self._taking(liveness, setting, calls):
                 await first_of(stop, died)
+                told_s = self._clock.monotonic()
             if not died.is_set():
-                await self._executions.idle(DRAIN_S)
+                await self._executions.idle(DRAIN_S - (self._clock.monotonic() - told_s))
             await self._executions.end(self._executions.all(), KILL_S)
 
     @asynccontextmanager
@@ -141,7 +143,8 @@ class ToolHost:
             finally:
                 for task in tasks:
                     task.cancel()
-                await self._withdraw(setting.catalog)
+                deleting = self._bus.bucket("catalog").delete(catalog_key(setting.catalog.boot))
+                await let_go("catalog", deleting)
 
     async def _answer(self, message: Message) -> bytes:
         """Answer one READ_ONLY request. Idempotent by nature; the result is never kept."""
@@ -210,9 +213,3 @@ class ToolHost:
         await self._bus.bucket("catalog").put(
             catalog_key(catalog.boot), encoder.encode(catalog), ttl_s=CATALOG_TTL_S
         )
-
-    async def _withdraw(self, catalog: HostCatalog) -> None:
-        try:
-            await self._bus.bucket("catalog").delete(catalog_key(catalog.boot))
-        except Unavailable as error:
-            self._log.warning("catalog.not_withdrawn", error=error.message)

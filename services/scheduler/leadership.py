@@ -7,6 +7,7 @@ needs it: two leaders send the same tickets with the same ids, and a ticket is a
 import asyncio
 from collections.abc import Callable
 
+from libs.bus.parting import let_go
 from libs.bus.ports import Bucket
 from libs.chassis.logs import get_logger
 from libs.contracts.clock import Clock
@@ -72,10 +73,17 @@ class Leadership:
         """Let go at once, after `campaign` was cancelled: another takes over without waiting for the lease to end."""
         led, self._until = self.leads, 0.0
         if led and self._revision is not None:
-            try:
-                await self._leases.delete(self._key)
-            except Unavailable:
-                return  # Then the lease ends by itself.
+            await let_go("lead", self._delete(self._revision))
+
+    async def _delete(self, revision: int) -> None:
+        """By its revision: what arrives late must not take the lead from who has it by then."""
+        try:
+            await self._leases.delete(self._key, revision=revision)
+        except AppendConflict:
+            # A renewal that was cancelled may have arrived.
+            entry = await self._leases.get(self._key)
+            if entry is not None and entry.value == self._value:
+                await self._leases.delete(self._key, revision=entry.revision)
 
     async def _held(self) -> int | None:
         """The revision of the own lease after taking or renewing it; `None` when it is another's."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from libs.bus.journal import Journal
 from libs.bus.liveness import Registration, register
+from libs.bus.parting import let_go
 from libs.chassis.hosting import EFFECTS_MAX, Changing, HostSetting, ToolHost
 from libs.chassis.logs import get_logger
 from libs.chassis.redacted import Redacted
@@ -115,7 +116,7 @@ async def _serve(
                 await host.serve(liveness, setting, stop=chassis.stop, died=died)
             if died.is_set():
                 raise LeaseLost("the others declared this tool host dead; it starts again as a new boot")
-            await bus.queue.remove_consumer(effects)
+            await let_go("consumer", bus.queue.remove_consumer(effects))
     finally:
         await knowledge.close()
         workspaces.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from deploy.dev.nats_server import NatsServer
 from libs.bus.ports import Bus
+from libs.chassis.clock import SystemClock
 from libs.contracts.run import RunStatus
 from libs.contracts.subjects import leader_key
+from services.scheduler.leadership import Leadership
 from tests.fakes.waiting import until
 from tests.service.scheduler_peers import QUICK, Deployment, executor, scheduler
 
@@ -38,6 +42,35 @@ async def test_a_drained_leader_is_replaced_without_waiting_for_its_lease(place:
             await one.drain()
             await until(lambda: two.leads, "the second leads")
             await place.until_status(run, RunStatus.RUNNING)
+
+
+async def test_who_lets_go_of_the_lead_late_leaves_it_to_who_has_it_by_then(bus: Bus) -> None:
+    leases, group = bus.bucket("leases"), 7
+    led = asyncio.Event()
+    one = Leadership(leases, SystemClock(), boot="bone", group=group, ttl_s=300.0, gained=led.set)
+    campaign = asyncio.create_task(one.campaign())
+    await led.wait()
+    campaign.cancel()
+    await asyncio.wait({campaign})
+    await leases.put(leader_key(group), b"btwo")
+    await one.release()
+    entry = await leases.get(leader_key(group))
+    assert entry is not None
+    assert entry.value == b"btwo"
+
+
+async def test_a_leader_whose_last_renewal_was_cut_off_lets_go_all_the_same(bus: Bus) -> None:
+    leases, group = bus.bucket("leases"), 8
+    led = asyncio.Event()
+    one = Leadership(leases, SystemClock(), boot="bone", group=group, ttl_s=300.0, gained=led.set)
+    campaign = asyncio.create_task(one.campaign())
+    await led.wait()
+    campaign.cancel()
+    await asyncio.wait({campaign})
+    # What it sent last, and did not hear of.
+    await leases.put(leader_key(group), b"bone")
+    await one.release()
+    assert await leases.get(leader_key(group)) is None
 
 
 async def test_a_killed_leader_is_replaced_when_its_lease_ends(place: Deployment) -> None:

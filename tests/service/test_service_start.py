@@ -1,4 +1,4 @@
-"""The start of a service as a process: what it says while it waits for its bus, and how it ends before it has one."""
+"""The start and the end of a service as a process: also while it waits for its bus, and once that is silent."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from deploy.dev.nats_server import NatsServer
+from deploy.dev.nats_server import NatsServer, free_port
+from deploy.dev.plan import SERVICES
 from libs.bus.ports import Bus
+from libs.contracts.subjects import LEADERS, replica_key
+from tests.fakes.proxy import proxied
+from tests.fakes.waiting import eventually
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE_S = 30.0
@@ -105,3 +109,29 @@ async def test_a_root_of_workspaces_that_cannot_be_used_is_a_bad_setting(
         assert process.returncode == 2, told
         assert b"set WORKSPACE_DIR" in told
         assert b"Traceback" not in told
+
+
+async def test_every_service_stops_in_its_time_when_the_server_is_silent(
+    bus: Bus, nats_node: NatsServer, tmp_path: Path
+) -> None:
+    async def all_work() -> bool:
+        living = len(await bus.bucket("leases").keys(replica_key("")))
+        led, hosts = await bus.bucket("leases").keys(LEADERS), await bus.bucket("catalog").keys()
+        return living == len(SERVICES) and bool(led) and len(hosts) == 2
+
+    async with proxied(nats_node.address.url) as proxy, AsyncExitStack() as stack:
+        environment = on_the_bus(bus, nats_node) | {
+            "NATS_URL": proxy.url,
+            "PERDURE_DATA": str(tmp_path),
+            "PERDURE_PORT": str(free_port()),
+        }
+        processes = [await stack.enter_async_context(service(one.name, **environment)) for one in SERVICES]
+        await eventually(all_work, "five services at work")
+        proxy.mute = True
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(_DEADLINE_S):
+            said = [(await process.communicate())[0] for process in processes]
+        assert [process.returncode for process in processes] == [0] * len(SERVICES)
+        # It would have been torn down in the middle of what it does.
+        assert not [words for words in said if b"service.drain_overran" in words]
