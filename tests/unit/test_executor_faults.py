@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from deploy.dev.model_rules import ALWAYS, SentRequest, broken_rule
 from libs.contracts.errors import ConfigurationError
+from libs.contracts.retryafter import retry_after_s
 from libs.contracts.tools import Semantics, ToolSpec
 from libs.contracts.values import Usage
 from services.executor.egress.toolset import toolset
-from services.executor.endpoint.faults import Refused, judge_refusal, judge_wire, retry_after_s
+from services.executor.endpoint.faults import Refused, judge_refusal, judge_wire
 from services.executor.endpoint.prices import Price, load_prices, priced
 from services.executor.ingress.turn import WireFault
 

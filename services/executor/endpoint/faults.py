@@ -14,15 +14,14 @@ Invariant: pure and total; a fault is judged by its status first and by the word
 `x-should-retry: true | false` overrides transient and final.
 """
 
-import email.utils
-import math
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal, cast
 
 import msgspec
 
+from libs.contracts.retryafter import retry_after_s
 from services.executor.ingress.turn import WireFault
 
 _TRANSIENT = frozenset({408, 409, 425, 429})
@@ -115,23 +114,6 @@ def refusal_in(outcome: object) -> Refused | None:
     return Refused(status, {}, msgspec.json.encode(outcome.error).decode()) if status else None
 
 
-def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """How long the provider asks to wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date. What is no
-    sensible time is no wish."""
-    milliseconds = _number(headers.get("retry-after-ms", ""))
-    if milliseconds is not None:
-        return milliseconds / 1000
-    text = headers.get("retry-after", "")
-    seconds = _number(text)
-    if seconds is not None:
-        return seconds
-    try:
-        at = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())
-
-
 def _judged(status: int, body: str, should_retry: str) -> Fault:
     message = _message(f"HTTP {status}", body) + _ADVICE.get(status, "")
     # A rate limit may ask to reduce the length too; that is about the minute, not about the window.
@@ -171,11 +153,3 @@ def _message(what: str, body: str) -> str:
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         pass
     return f"{what}: {said}"[:MESSAGE_CHARS_MAX] if said else what
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
