@@ -1,7 +1,8 @@
 """What a launcher starts: the five services in the order in which they are drained, and what each of them is told.
 
 Invariant: a child's environment is computed here from the given one, never inherited; the model's key goes to the
-executor, and to the tool host only where it embeds documents with a model of the same endpoint.
+executor and to the verifier, which runs nothing of a workspace's, and to the tool host only where it embeds documents with a
+model of the same endpoint.
 """
 
 import sys
@@ -46,7 +47,7 @@ SERVICES = (
     _module("gateway"),
     _module("scheduler"),
     _module("executor", withheld=()),
-    _module("verifier"),
+    _module("verifier", withheld=()),
     _module("toolhost"),
 )
 

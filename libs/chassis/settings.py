@@ -43,6 +43,7 @@ KNOWN_NAMES = frozenset(
         "PERDURE_MODEL_PRICES",
         "PERDURE_MODEL_PROFILES",
         "PERDURE_RECORD_WIRE",
+        "PERDURE_REVIEW_MODEL",
         "PERDURE_MCP",
         "PERDURE_SOURCES",
         "PERDURE_HOST",

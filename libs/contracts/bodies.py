@@ -33,7 +33,8 @@ def _storable(text: str) -> str:
     return text
 
 
-def _not_blank(text: str) -> str:
+def not_blank(text: str) -> str:
+    """`text`, when it says something. Raises `ValueError`."""
     if not text.strip():
         raise ValueError(BLANK)
     return text
@@ -110,8 +111,8 @@ def _names_a_program(argv: list[str]) -> list[str]:
 
 Tenant = Annotated[str, AfterValidator(_tenant)]
 Text = Annotated[str, AfterValidator(_storable)]
-Brief = Annotated[Text, Field(min_length=1, max_length=TEXT_CHARS_MAX), AfterValidator(_not_blank)]
-Name = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(_not_blank)]
+Brief = Annotated[Text, Field(min_length=1, max_length=TEXT_CHARS_MAX), AfterValidator(not_blank)]
+Name = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(not_blank)]
 Pattern = Annotated[Text, Field(min_length=1, max_length=PATTERN_CHARS_MAX), AfterValidator(compiles)]
 Glob = Annotated[Text, Field(min_length=1, max_length=NAME_CHARS_MAX), AfterValidator(inside)]
 Argument = Annotated[Text, Field(max_length=ARGUMENT_CHARS_MAX)]

@@ -21,14 +21,15 @@ from libs.contracts.bodies import (
     Text,
     compiles,
     inside,
+    not_blank,
 )
-from libs.contracts.checks import CHECK_TIMEOUT_S, HTTP_TIMEOUT_S, local_address
+from libs.contracts.checks import CHECK_TIMEOUT_S, HTTP_TIMEOUT_S, RUBRIC_CHARS_MAX, local_address
 
 CHECKS_MAX = 64
 GLOBS_MAX = 256
 # More is a test suite, which belongs into the workspace.
 STEPS_MAX = 64
-SUPPORTED_CHECKS = ("command", "tests", "file", "diff", "http", "browser", "json_schema")
+SUPPORTED_CHECKS = ("command", "tests", "file", "diff", "http", "browser", "json_schema", "review")
 
 _HEX_DIGEST = r"^[0-9a-f]{64}$"
 
@@ -150,6 +151,13 @@ class JsonSchemaCheckIn(Request):
     schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
+class ReviewCheckIn(Request):
+    """A second model judges the change by the rubric. It can fail a run and never passes one alone."""
+
+    kind: Literal["review"]
+    rubric: Annotated[Text, Field(min_length=1, max_length=RUBRIC_CHARS_MAX), AfterValidator(not_blank)]
+
+
 CheckIn = Annotated[
     CommandCheckIn
     | TestsCheckIn
@@ -157,6 +165,7 @@ CheckIn = Annotated[
     | DiffCheckIn
     | HttpCheckIn
     | BrowserCheckIn
-    | JsonSchemaCheckIn,
+    | JsonSchemaCheckIn
+    | ReviewCheckIn,
     Field(discriminator="kind"),
 ]

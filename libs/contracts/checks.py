@@ -3,6 +3,7 @@
 Invariant: PASSED needs at least one applicable check and all of them green; nothing applicable is UNVERIFIED.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -14,6 +15,12 @@ CHECK_TIMEOUT_S = 600.0
 CHECK_TIMEOUT_S_MAX = 3600.0
 # How long a server may take to come up and answer: one that needs longer says so.
 HTTP_TIMEOUT_S = 60.0
+# How long a judge may take in all, its retries included: a model thinks for a minute or two, and the run waits.
+REVIEW_TIMEOUT_S = 300.0
+# Reviews of one round: each is paid for. More rubrics are one rubric with more sentences.
+REVIEWS_MAX = 8
+# A rubric is a page of what to look at; what is longer belongs into the workspace.
+RUBRIC_CHARS_MAX = 8_000
 
 
 class CommandCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="command"):
@@ -86,7 +93,32 @@ class JsonSchemaCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     schema: dict[str, object]
 
 
-Check = CommandCheck | TestsCheck | FileCheck | DiffCheck | HttpCheck | BrowserCheck | JsonSchemaCheck
+class ReviewCheck(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="review"):
+    """A second model judges the change by the rubric. Its word can fail a run and never passes one."""
+
+    rubric: str
+
+
+# What facts decide, and nobody's opinion.
+Proof = CommandCheck | TestsCheck | FileCheck | DiffCheck | HttpCheck | BrowserCheck | JsonSchemaCheck
+Check = Proof | ReviewCheck
+
+
+def asks_review(checks: Sequence[Check]) -> bool:
+    """Whether a model is asked about them."""
+    return any(isinstance(check, ReviewCheck) for check in checks)
+
+
+def proves_nothing(checks: Sequence[Check]) -> bool:
+    """Whether there is none among them that could make a run PASSED by its own kind."""
+    return all(isinstance(check, ReviewCheck) for check in checks)
+
+
+def seconds_of(checks: Sequence[Check]) -> float:
+    """How long they may take in all. Where none could pass a run, the configured tests may be run in their place."""
+    reviews = sum(isinstance(check, ReviewCheck) for check in checks)
+    others = sum(getattr(check, "timeout_s", 0.0) for check in checks)
+    return (others or CHECK_TIMEOUT_S) + min(reviews, REVIEWS_MAX) * REVIEW_TIMEOUT_S
 
 
 class LocalAddress(NamedTuple):
@@ -162,6 +194,7 @@ class VerifyArguments(msgspec.Struct, frozen=True, kw_only=True):
     `baseline` is the commit that the run began from; `last`: the next round is the last one, and the model is told.
     `by_default`: without checks the configured tests decide, which the first session of a project need not pass: it writes
     the tests of what others build. `written` is retired: the verifier compares the commits, whatever the run's tools have said.
+    `goal` (clipped) is for reviews, and empty without any.
     """
 
     round: int
@@ -172,3 +205,4 @@ class VerifyArguments(msgspec.Struct, frozen=True, kw_only=True):
     written: list[str] = []
     last: bool = False
     by_default: bool = True
+    goal: str = ""

@@ -13,6 +13,8 @@ from libs.contracts.checks import BrowserStep
 FILES_MAX = 200
 # What of a document's faults is told: a model mends the first few and looks again.
 SCHEMA_FAULTS_MAX = 20
+# What of a diff is told: more than a judge reads, and an answer fits a message in whatever script it is written.
+DIFF_BYTES_MAX = 128 * 1024
 
 
 class SnapshotQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,3 +128,18 @@ class FileAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class FilesAnswer(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileAnswer]
+
+
+class DiffQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """What the commit changes of the baseline."""
+
+    commit: str
+    baseline: str
+
+
+class DiffAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A unified diff without secrets. `cut`: it goes on; `hidden`: so many files are left out by the policy."""
+
+    text: str
+    cut: bool = False
+    hidden: int = 0

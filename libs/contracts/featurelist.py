@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from libs.contracts.checks import DiffCheck
+from libs.contracts.checks import DiffCheck, ReviewCheck
 from libs.contracts.projects import FEATURES_MAX, FeatureSpec
 
 # An id stands in paths, in trailers of commits and in sentences.
@@ -62,9 +62,9 @@ def _own_problems(feature: FeatureSpec) -> list[str]:
         found.append(
             f"feature {feature.id[:80]} has no acceptance: without a check it could never be verified"
         )
-    elif all(isinstance(check, DiffCheck) for check in feature.acceptance):
+    elif all(isinstance(check, DiffCheck | ReviewCheck) for check in feature.acceptance):
         found.append(
-            f"the acceptance of feature {feature.id[:80]} only says what its session may change: add a check of what is "
+            f"the acceptance of feature {feature.id[:80]} only judges what its session changes: add a check of what is "
             "there then, so that it can be proved again later"
         )
     return found

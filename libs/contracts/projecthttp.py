@@ -11,7 +11,7 @@ import msgspec
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from libs.contracts.bodies import Argv, Brief, Count, Name, Request, Seconds, Text
-from libs.contracts.checkhttp import CHECKS_MAX, CheckIn, FileCheckIn, JsonSchemaCheckIn
+from libs.contracts.checkhttp import CHECKS_MAX, CheckIn, FileCheckIn, JsonSchemaCheckIn, ReviewCheckIn
 from libs.contracts.featurelist import FEATURE_ID, problems
 from libs.contracts.http import (
     METADATA_ENTRIES_MAX,
@@ -163,6 +163,10 @@ class MapIn(Request):
             raise ValueError(f"goal: says nothing of the item; write {PLACEHOLDER} where it belongs")
         if len(set(self.items)) < len(self.items):
             raise ValueError("items: one is listed twice; each is done once")
+        if self.acceptance and all(isinstance(check, ReviewCheckIn) for check in self.acceptance):
+            raise ValueError(
+                "acceptance: a review alone proves nothing, so no item would ever be done; add a check"
+            )
         files = [check for check in self.acceptance if isinstance(check, FileCheckIn | JsonSchemaCheckIn)]
         if any(PLACEHOLDER in check.path for check in files):
             outside = [item for item in self.items if item.startswith("/") or ".." in item.split("/")]

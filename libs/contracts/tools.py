@@ -168,12 +168,13 @@ WORKSPACE_ATTACH = "workspace_attach"
 # `workspace_snapshot` {chain: [snapshot]} -> metadata {snapshot, commit, changed, chain}
 WORKSPACE_SNAPSHOT = "workspace_snapshot"
 # Of a verifier to the workspace's host; their arguments and answers are in `evidence.py`. The first four go over the work
-# queue (their intent is `verification.requested`), the last by request.
+# queue (their intent is `verification.requested`), the last two by request.
 VERIFY_SNAPSHOT = "verify_snapshot"
 VERIFY_COMMAND = "verify_command"
 VERIFY_HTTP = "verify_http"
 VERIFY_BROWSER = "verify_browser"
 VERIFY_FILES = "verify_files"
+VERIFY_DIFF = "verify_diff"
 # The call of a verification round, on `<p>.tool.any.verify`:
 # arguments `VerifyArguments` -> metadata {"verification": Verification}, output: feedback for the model.
 VERIFY = "verify"

@@ -15,7 +15,7 @@ from libs.bus.spending import Spending
 from libs.chassis.crash import CrashHooks
 from libs.chassis.logs import get_logger
 from libs.contracts import events as e
-from libs.contracts.checks import CHECK_TIMEOUT_S, Verification, VerifyArguments
+from libs.contracts.checks import Verification, VerifyArguments, asks_review, seconds_of
 from libs.contracts.clock import Clock
 from libs.contracts.ids import verify_call_id
 from libs.contracts.run import CallState, PendingVerification, RunState
@@ -62,6 +62,8 @@ from services.executor.tools.workspace import (
 
 # Beyond the checks' own time: snapshot, checkouts, the way there and back.
 VERIFY_OVERHEAD_S = 120.0
+# What of a goal a judge is told of.
+GOAL_CHARS_MAX = 20_000
 # What of an answer is held against the facts; the call is one message.
 ANSWER_CHARS_MAX = 100_000
 # Verifications that broke off (a dead verifier, a dead host) before the run is given up.
@@ -306,6 +308,7 @@ class Activities:
             # The model hears of the last round in the feedback of the one before.
             last=pending.round + 1 >= state.limits.max_verification_rounds,
             by_default=session is None or session.kind is not SessionKind.INITIALIZE,
+            goal=clipped(state.task.goal, GOAL_CHARS_MAX) if asks_review(pending.checks) else "",
         )
         call = ToolCall(
             tenant=state.tenant,
@@ -318,9 +321,7 @@ class Activities:
             semantics=Semantics.IDEMPOTENT,
             idempotency_key=pending.idempotency_key,
             not_after="",
-            # A task without checks may still be held against the configured tests.
-            timeout_s=VERIFY_OVERHEAD_S
-            + (sum(getattr(check, "timeout_s", 0.0) for check in pending.checks) or CHECK_TIMEOUT_S),
+            timeout_s=VERIFY_OVERHEAD_S + seconds_of(pending.checks),
             output_chars_max=state.limits.max_tool_output_chars,
             workspace=state.workspace if attachment is not None else "",
             workspace_id=attachment.workspace_id if attachment is not None else "",

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,11 +16,14 @@ import msgspec
 
 from libs.chassis.effects import Stopped
 from libs.contracts.evidence import (
+    DIFF_BYTES_MAX,
     FILES_MAX,
     BrowserQuestion,
     Change,
     CommandAnswer,
     CommandQuestion,
+    DiffAnswer,
+    DiffQuestion,
     FileAnswer,
     FileQuestion,
     FilesAnswer,
@@ -31,7 +34,7 @@ from libs.contracts.evidence import (
     SnapshotQuestion,
 )
 from libs.policy.globs import matches_any
-from libs.policy.redaction import Redaction
+from libs.policy.redaction import AROUND_BYTES, Redaction
 from services.toolhost import servers
 from services.toolhost.attach import Attached
 from services.toolhost.entries import BULK_FOLDERS
@@ -44,6 +47,7 @@ from services.toolhost.predecessor import checks_folder
 from services.toolhost.processes import Command, OnStarted, Processes
 from services.toolhost.repository import HiddenRepository
 from services.toolhost.sandbox import Sandbox
+from services.toolhost.tools.get_git_diff import without
 
 # Of a command's output, for the evidence and for `expect_output`.
 _OUTPUT_BYTES_MAX = 256 * 1024
@@ -189,6 +193,25 @@ class Evidence:
                 await self._fact(attached.repository, question, wanted)
                 for wanted in question.files[:FILES_MAX]
             ]
+        )
+
+    async def diff(
+        self, attached: Attached, question: DiffQuestion, hidden: Callable[[str], bool] | None
+    ) -> DiffAnswer:
+        """What the commit changes, without the files that are `hidden`. Raises `ToolFailure`."""
+        # More than is told, so that a secret which reaches over the end is seen whole.
+        bytes_max = DIFF_BYTES_MAX + AROUND_BYTES
+        raw = await attached.repository.difference(
+            question.baseline, question.commit, None, bytes_max=bytes_max
+        )
+        text, left_out = raw[:bytes_max].decode("utf-8", "replace"), 0
+        if hidden is not None:
+            text, left_out = without(text, hidden)
+        end = len(text.encode()[:DIFF_BYTES_MAX].decode("utf-8", "ignore"))
+        return DiffAnswer(
+            text=self._redaction.part(text, 0, end),
+            cut=end < len(text) or len(raw) > bytes_max,
+            hidden=left_out,
         )
 
     async def _fact(

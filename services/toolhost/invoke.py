@@ -17,6 +17,7 @@ from libs.chassis.effects import Effect, Prepared, failed, refused
 from libs.contracts.evidence import (
     BrowserQuestion,
     CommandQuestion,
+    DiffQuestion,
     FilesQuestion,
     HttpQuestion,
     SnapshotQuestion,
@@ -24,6 +25,7 @@ from libs.contracts.evidence import (
 from libs.contracts.tools import (
     VERIFY_BROWSER,
     VERIFY_COMMAND,
+    VERIFY_DIFF,
     VERIFY_FILES,
     VERIFY_HTTP,
     VERIFY_SNAPSHOT,
@@ -50,7 +52,7 @@ from services.toolhost.pathlocks import PathLocks
 from services.toolhost.processes import Processes
 from services.toolhost.registry import Registry
 from services.toolhost.sandbox import Sandbox
-from services.toolhost.tools import Outcome, ToolContext
+from services.toolhost.tools import Outcome, ToolContext, get_git_diff
 from services.toolhost.tools.catalog import Tool, perform
 from services.toolhost.tools.catalog import failed as failure_of
 from services.toolhost.tools.files import Plan, apply, done_before, is_applied
@@ -100,6 +102,8 @@ class Invocations:
             return await self._parts.workspaces.keep(call)
         if call.name == VERIFY_FILES:
             return await self._files(call)
+        if call.name == VERIFY_DIFF:
+            return await self._diff(call)
         tool = self._parts.registry.find(call)
         if tool is None:
             return refused(call, Refusal.UNKNOWN_TOOL)
@@ -276,6 +280,21 @@ class Invocations:
         except msgspec.ValidationError as error:
             return refused(call, Refusal.MALFORMED, str(error))
         return _facts(call, await self._parts.evidence.files(attached, question))
+
+    async def _diff(self, call: ToolCall) -> ToolResult:
+        attached = self._parts.workspaces.find(call)
+        if attached is None:
+            return refused(call, Refusal.NOT_MY_WORKSPACE)
+        # A model reads it, so it sees what the run's own model may look at.
+        looks = msgspec.structs.replace(call, name=get_git_diff.SPEC.name)
+        hidden = self._parts.registry.hides(looks, approved=False)
+        try:
+            question = msgspec.convert(call.arguments, DiffQuestion)
+            return _facts(call, await self._parts.evidence.diff(attached, question, hidden))
+        except msgspec.ValidationError as error:
+            return refused(call, Refusal.MALFORMED, str(error))
+        except ToolFailure as failure:
+            return _result(call, failure_of(failure), self._parts.redaction)
 
 
 class _Checked(NamedTuple):

@@ -15,6 +15,7 @@ from libs.contracts.checks import CHECK_TIMEOUT_S_MAX
 from libs.contracts.errors import LeaseLost
 from libs.contracts.streams import shared_tool_consumer
 from libs.contracts.tools import VERIFY, HostCatalog, Semantics, ToolSpec
+from services.verifier.review.judge import Judge
 from services.verifier.rounds import Rounds
 from services.verifier.settings import VerifierSettings
 
@@ -33,7 +34,7 @@ async def serve(chassis: Chassis[VerifierSettings]) -> None:
     """Verify until told to stop. Raises `LeaseLost` when the others have declared this process dead."""
     settings, bus, clock = chassis.settings, chassis.bus, chassis.clock
     died = asyncio.Event()
-    rounds = Rounds(bus, clock)
+    rounds = Rounds(bus, clock, Judge(settings.access, clock, settings.redaction))
     host = ToolHost(bus, clock, Redacted(rounds, settings.redaction))
     registration = Registration(
         service="verifier",

@@ -4,9 +4,9 @@ Invariant: the verdict is a function of facts about one commit; a round that cou
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -14,6 +14,7 @@ from libs.bus.ports import Bus, Liveness
 from libs.chassis.effects import Effect, Prepared, refused
 from libs.chassis.logs import get_logger
 from libs.contracts.checks import (
+    REVIEWS_MAX,
     BrowserCheck,
     Check,
     CheckResult,
@@ -23,9 +24,12 @@ from libs.contracts.checks import (
     FileCheck,
     HttpCheck,
     JsonSchemaCheck,
+    Proof,
+    ReviewCheck,
     TestsCheck,
     Verification,
     VerifyArguments,
+    proves_nothing,
 )
 from libs.contracts.clock import Clock
 from libs.contracts.errors import Unavailable
@@ -34,6 +38,7 @@ from libs.contracts.evidence import (
     BrowserQuestion,
     CommandAnswer,
     CommandQuestion,
+    DiffQuestion,
     FileAnswer,
     FileQuestion,
     FilesQuestion,
@@ -55,17 +60,33 @@ from services.verifier.judgement import (
     schema_result,
     tampering_result,
 )
+from services.verifier.review.brief import Case
+from services.verifier.review.judge import Judge
+from services.verifier.review.judgement import unreviewed_result
 from services.verifier.subcalls import HostFault, HostGone, Subcalls
 from services.verifier.verdict import feedback, verdict
 
 _NO_TESTS = CommandAnswer(argv=[])
 
 
+class _Collected(NamedTuple):
+    """What facts say. `results` has a place for each check, where reviews wait for the facts about everything else; `more`
+    is what no check asked for. `snapshot`: `None` without a workspace that could be recorded."""
+
+    results: list[CheckResult | ReviewCheck]
+    more: list[CheckResult]
+    snapshot: SnapshotAnswer | None = None
+
+    @property
+    def commit(self) -> str | None:
+        return self.snapshot.commit if self.snapshot is not None else None
+
+
 class Rounds:
     """The verifier's side of `libs/chassis/hosting.py`."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
-        self._bus, self._clock = bus, clock
+    def __init__(self, bus: Bus, clock: Clock, judge: Judge) -> None:
+        self._bus, self._clock, self._judge = bus, clock, judge
         self._liveness: Liveness | None = None
         self._log = get_logger("rounds")
 
@@ -99,7 +120,8 @@ class Rounds:
         assert self._liveness is not None
         asked = Subcalls(self._bus, self._clock, self._liveness, call, arguments.host, stop)
         try:
-            results, commit = await _collect(arguments, asked)
+            collected = await _collect(arguments, asked)
+            results, commit = await self._reviewed(arguments, collected, asked, stop), collected.commit
         except (HostGone, Unavailable) as gone:
             # Without facts no verdict, and none that counts against the run: its owner asks for the next attempt.
             return refused(call, Refusal.HOST_GONE, gone.message)
@@ -121,29 +143,82 @@ class Rounds:
             metadata={"verification": msgspec.to_builtins(verification)},
         )
 
+    async def _reviewed(
+        self, arguments: VerifyArguments, collected: _Collected, asked: Subcalls, stop: asyncio.Event
+    ) -> list[CheckResult]:
+        """All results, the reviews among them at the places of their checks."""
+        found = [one for one in collected.results if isinstance(one, CheckResult)]
+        if len(found) == len(collected.results):
+            return [*found, *collected.more]
+        facts = [*found, *collected.more]
+        assert collected.snapshot is not None
+        review = await self._reviewer(arguments, collected.snapshot, facts, asked, stop)
+        results: list[CheckResult] = []
+        reviews = 0
+        for one in collected.results:
+            if isinstance(one, CheckResult):
+                results.append(one)
+                continue
+            reviews += 1
+            too_many = f"more than {REVIEWS_MAX} reviews in one verification; put their rubrics together"
+            results.append(await review(one) if reviews <= REVIEWS_MAX else unreviewed_result(one, too_many))
+        return [*results, *collected.more]
 
-async def _collect(arguments: VerifyArguments, asked: Subcalls) -> tuple[list[CheckResult], str | None]:
-    """All results of the round and the commit that they are about (`None`: the run never had a workspace)."""
+    async def _reviewer(
+        self,
+        arguments: VerifyArguments,
+        snapshot: SnapshotAnswer,
+        facts: Sequence[CheckResult],
+        asked: Subcalls,
+        stop: asyncio.Event,
+    ) -> Callable[[ReviewCheck], Awaitable[CheckResult]]:
+        """What reviews this round's commit."""
+        commit = snapshot.commit
+        try:
+            if snapshot.baseline is None:
+                raise HostFault("there is no baseline, so what the run changed is not known")
+            diff = await asked.diff(DiffQuestion(commit=commit, baseline=snapshot.baseline))
+        except HostFault as fault:
+            why = fault.message
+
+            async def unreviewed(check: ReviewCheck) -> CheckResult:
+                return unreviewed_result(check, why, commit=commit)
+
+            return unreviewed
+
+        async def review(check: ReviewCheck) -> CheckResult:
+            case = Case(check.rubric, arguments.goal, arguments.answer, snapshot.changed, diff, facts)
+            return await self._judge.review(check, case, commit, stop)
+
+        return review
+
+
+async def _collect(arguments: VerifyArguments, asked: Subcalls) -> _Collected:
+    """All results of the round that follow from facts."""
     claims = claims_in(arguments.answer)
     if not arguments.host:
         if arguments.checks:
             raise HostGone("the task's checks need the run's workspace, and it is not attached")
-        return _without_workspace(claims), None
+        return _Collected([], _without_workspace(claims))
     try:
         snapshot = await asked.snapshot(_question(arguments))
     except HostFault as fault:
-        return [_unrecorded(fault)], None
+        return _Collected([], [_unrecorded(fault)])
     checks = _with_default_tests(arguments, snapshot)
     facts = await _facts(asked, snapshot, checks, claims)
-    results = [await _result(index, check, snapshot, facts, asked) for index, check in enumerate(checks)]
+    results = [
+        check if isinstance(check, ReviewCheck) else await _result(index, check, snapshot, facts, asked)
+        for index, check in enumerate(checks)
+    ]
     if checks is not arguments.checks:
-        results = [none_to_run(result) for result in results]
+        results = [none_to_run(one) if isinstance(one, CheckResult) else one for one in results]
+    more: list[CheckResult] = []
     if any(isinstance(check, (CommandCheck, TestsCheck)) for check in checks):
         tampering = tampering_result(snapshot, checks)
-        results += [tampering] if tampering is not None else []
+        more += [tampering] if tampering is not None else []
     said = claims_result(claims, snapshot, {fact.path: fact for fact in facts.values()})
-    results += [said] if said is not None else []
-    return results, snapshot.commit
+    more += [said] if said is not None else []
+    return _Collected(results, more, snapshot)
 
 
 def _question(arguments: VerifyArguments) -> SnapshotQuestion:
@@ -173,9 +248,11 @@ def _unrecorded(fault: HostFault) -> CheckResult:
 
 
 def _with_default_tests(arguments: VerifyArguments, snapshot: SnapshotAnswer) -> list[Check]:
-    """The task's checks; for a task that names none, the configured tests if the run changed anything."""
-    if arguments.by_default and not arguments.checks and snapshot.tests_command and snapshot.changed:
-        return [TestsCheck()]
+    """The task's checks; for a task that names none that could pass it, the configured tests beside them, if the run changed
+    anything."""
+    wanted = arguments.by_default and proves_nothing(arguments.checks)
+    if wanted and snapshot.tests_command and snapshot.changed:
+        return [*arguments.checks, TestsCheck()]
     return arguments.checks
 
 
@@ -203,7 +280,7 @@ async def _facts(
 
 async def _result(
     index: int,
-    check: Check,
+    check: Proof,
     snapshot: SnapshotAnswer,
     facts: Mapping[tuple[str, str | None], FileAnswer],
     asked: Subcalls,

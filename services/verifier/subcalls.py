@@ -20,6 +20,8 @@ from libs.contracts.evidence import (
     BrowserQuestion,
     CommandAnswer,
     CommandQuestion,
+    DiffAnswer,
+    DiffQuestion,
     FilesAnswer,
     FilesQuestion,
     HttpAnswer,
@@ -30,10 +32,12 @@ from libs.contracts.evidence import (
 from libs.contracts.tools import (
     VERIFY_BROWSER,
     VERIFY_COMMAND,
+    VERIFY_DIFF,
     VERIFY_FILES,
     VERIFY_HTTP,
     VERIFY_SNAPSHOT,
     JournalState,
+    Refusal,
     Semantics,
     ToolCall,
     ToolResult,
@@ -94,8 +98,19 @@ class Subcalls:
         return _answer(result, HttpAnswer), result.output
 
     async def files(self, question: FilesQuestion, what: str = "files") -> FilesAnswer:
+        return _answer(await self._asked(what, VERIFY_FILES, question), FilesAnswer)
+
+    async def diff(self, question: DiffQuestion) -> DiffAnswer:
+        result = await self._asked("diff", VERIFY_DIFF, question)
+        if result.refused == Refusal.UNKNOWN_TOOL:
+            raise HostFault(
+                "the workspace's tool host is of an earlier version and tells no diff; upgrade it"
+            )
+        return _answer(result, DiffAnswer)
+
+    async def _asked(self, what: str, name: str, question: msgspec.Struct) -> ToolResult:
         """By request and reply: nothing changes, so nothing is journaled."""
-        call = self._subcall(what, VERIFY_FILES, question, _FILES_S, Semantics.READ_ONLY)
+        call = self._subcall(what, name, question, _FILES_S, Semantics.READ_ONLY)
         subject = self._bus.subjects.call_host(self._host)
         try:
             reply = await ask_living(
@@ -111,7 +126,7 @@ class Subcalls:
             raise HostGone(f"the workspace's host {self._host} does not answer") from error
         if reply is None:
             raise HostGone(f"the workspace's host {self._host} is dead")
-        return _answer(_result_decoder.decode(reply), FilesAnswer)
+        return _result_decoder.decode(reply)
 
     async def _effect(self, what: str, name: str, question: msgspec.Struct, timeout_s: float) -> ToolResult:
         call = self._subcall(what, name, question, timeout_s, Semantics.IDEMPOTENT)

@@ -1,7 +1,8 @@
 """The verdict over the checks of a round, and what the model is told about it. PURE.
 
 Invariant: PASSED needs at least one applicable check and all of them green; one red check is FAILED; nothing applicable
-is UNVERIFIED, never PASSED. What the run says of itself can only count against it.
+is UNVERIFIED, never PASSED. What the run says of itself, and what a model says of it, can only count against it; and a
+review that was asked for and not made is missing from every PASSED, so there is none.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,10 @@ from libs.contracts.checks import CheckResult, CheckStatus, Verdict
 
 # The kind of the result that holds what an answer says against what is there.
 CLAIMS = "claims"
+# The kind of the results of reviews.
+REVIEW = "review"
+# What can fail a run and never pass one: words.
+_NO_PROOF = (CLAIMS, REVIEW)
 # What of a check's output the model reads: enough for a traceback, small beside its context.
 FEEDBACK_TAIL_CHARS = 4000
 # All outputs of one message together.
@@ -20,8 +25,9 @@ def verdict(results: Sequence[CheckResult]) -> Verdict:
     statuses = {result.status for result in results}
     if CheckStatus.FAILED in statuses:
         return Verdict.FAILED
-    proved = any(result.status is CheckStatus.PASSED and result.kind != CLAIMS for result in results)
-    return Verdict.PASSED if proved else Verdict.UNVERIFIED
+    proved = any(result.status is CheckStatus.PASSED and result.kind not in _NO_PROOF for result in results)
+    reviewed = all(result.status is CheckStatus.PASSED for result in results if result.kind == REVIEW)
+    return Verdict.PASSED if proved and reviewed else Verdict.UNVERIFIED
 
 
 def feedback(results: Sequence[CheckResult], *, round_number: int, last: bool) -> str:

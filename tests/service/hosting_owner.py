@@ -258,9 +258,10 @@ async def toolhost_process(
 
 
 @asynccontextmanager
-async def verifier(bus: Bus) -> AsyncGenerator[str]:
-    """A verifier in this process; gives its boot."""
-    settings = VerifierSettings.load("verifier", {"REPLICA_ID": "verifier-1", "PERDURE_LEASE_TTL_S": "1"})
+async def verifier(bus: Bus, more: Mapping[str, str] | None = None) -> AsyncGenerator[str]:
+    """A verifier in this process, with `more` variables; gives its boot."""
+    environment = {"REPLICA_ID": "verifier-1", "PERDURE_LEASE_TTL_S": "1", **(more or {})}
+    settings = VerifierSettings.load("verifier", environment)
     async with served(bus, serve_verifier, settings):
         yield (await host_of(bus, shared=True)).boot
 

@@ -166,10 +166,11 @@ async def is_listening(port: int) -> bool:
     return True
 
 
-async def test_the_key_of_the_model_reaches_the_executor_only(tmp_path: Path) -> None:
+async def test_the_key_of_the_model_reaches_the_executor_and_the_verifier_only(tmp_path: Path) -> None:
     async with launched(tmp_path):
         told = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.environment")}
-    assert {name for name, environment in told.items() if "OPENAI_API_KEY" in environment} == {"executor"}
+    knowing = {name for name, environment in told.items() if "OPENAI_API_KEY" in environment}
+    assert knowing == {"executor", "verifier"}
     assert {environment["MODEL_ID"] for environment in told.values()} == {"scripted"}
     assert told["toolhost"]["REPLICA_ID"] == "toolhost-1"
 

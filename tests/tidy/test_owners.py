@@ -47,7 +47,7 @@ TIME_AND_CHANCE_OWNERS = (
     "tests/sim/planted.py",
 )
 
-# Two clients of different protocols stand on `httpx2`; each keeps its exceptions to itself.
+# Clients of different protocols stand on `httpx2`; each keeps its exceptions to itself.
 VENDORS = {
     "aiohttp": ("services.executor.endpoint.connections",),
     "asyncpg": ("libs.projection",),
@@ -57,13 +57,14 @@ VENDORS = {
         "services.executor.endpoint.connections",
         "services.executor.endpoint.model",
         "services.toolhost.mcp",
+        "services.verifier.review.endpoint",
     ),
     "mcp": ("services.toolhost.mcp",),
     "mcp_types": ("services.toolhost.mcp",),
     "meilisearch": ("services.toolhost.knowledge.meilisearch",),
     "nats": ("libs.bus",),
     "onnxruntime": ("services.toolhost.knowledge.onnx",),
-    "openai": ("services.executor.endpoint.model",),
+    "openai": ("services.executor.endpoint.model", "services.verifier.review.endpoint"),
     "qdrant_client": ("services.toolhost.knowledge.qdrant",),
     "tantivy": ("services.toolhost.knowledge.tantivy",),
     "yaml": ("services.scheduler.sources.frontmatter",),
@@ -99,6 +100,8 @@ PURE = (
     "services.verifier.claims",
     "services.verifier.judgement",
     "services.verifier.mentions",
+    "services.verifier.review.brief",
+    "services.verifier.review.judgement",
     "services.verifier.verdict",
 )
 IMPURE = (

@@ -9,11 +9,13 @@ from libs.contracts import events as e
 from libs.contracts.checks import (
     BrowserCheck,
     BrowserStep,
+    Check,
     CommandCheck,
     DiffCheck,
     FileCheck,
     HttpCheck,
     JsonSchemaCheck,
+    ReviewCheck,
     TestsCheck,
 )
 from libs.contracts.run import RunState
@@ -63,7 +65,7 @@ def test_an_unattended_run_is_told_that_nobody_answers_also_where_it_could_ask()
 
 
 def test_the_checks_of_the_task_are_told_each_in_a_line_and_not_without_end() -> None:
-    acceptance = [
+    acceptance: list[Check] = [
         TestsCheck(),
         CommandCheck(argv=["make", "lint"], expect_exit=1, expect_output="ok"),
         FileCheck(path="a.txt", contains="x{2}"),
@@ -72,6 +74,7 @@ def test_the_checks_of_the_task_are_told_each_in_a_line_and_not_without_end() ->
         BrowserCheck(url="http://127.0.0.1:80/", steps=[BrowserStep(click="a"), BrowserStep(expect="h1")]),
         HttpCheck(start=["./serve"], url="http://127.0.0.1:80/a", expect_body="hello"),
         JsonSchemaCheck(path="c.json", schema={"type": "array"}),
+        ReviewCheck(rubric="Is it\nreadable?"),
         CommandCheck(argv=["echo", "long\n" * 1000]),
     ]
     told = prompt(TaskSpec(goal="x", acceptance=acceptance))
@@ -84,6 +87,7 @@ def test_the_checks_of_the_task_are_told_each_in_a_line_and_not_without_end() ->
         "in a browser at http://127.0.0.1:80/: click a, expect h1",
         "GET http://127.0.0.1:80/a of the server ./serve answers 200 with a body that matches hello",
         'the file c.json holds JSON that fits the schema {"type":"array"}',
+        "another model reviews the change: Is it readable?",
     ):
         assert f"  - {line}\n" in told
     assert max(map(len, told.splitlines())) < 600

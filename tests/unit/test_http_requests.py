@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from libs.contracts import http
-from libs.contracts.checks import CommandCheck, DiffCheck, FileCheck, HttpCheck, JsonSchemaCheck, TestsCheck
+from libs.contracts.checks import (
+    CommandCheck,
+    DiffCheck,
+    FileCheck,
+    HttpCheck,
+    JsonSchemaCheck,
+    ReviewCheck,
+    TestsCheck,
+)
 from libs.contracts.errors import ValidationFailed
 from libs.contracts.tasks import LimitOverrides
 
@@ -39,6 +47,7 @@ def test_a_task_becomes_the_spec_that_a_run_carries() -> None:
                 {"kind": "diff", "must_not_touch": ["tests/**"]},
                 {"kind": "http", "start": ["./serve"], "url": "http://[::1]:8000/a?b", "expect_status": 204},
                 {"kind": "json_schema", "path": "a.json", "schema": {"const": None, "x": {"y": [None]}}},
+                {"kind": "review", "rubric": "Is it\nreadable?"},
             ],
         )
     )
@@ -57,6 +66,7 @@ def test_a_task_becomes_the_spec_that_a_run_carries() -> None:
         DiffCheck(must_not_touch=["tests/**"]),
         HttpCheck(start=["./serve"], url="http://[::1]:8000/a?b", expect_status=204),
         JsonSchemaCheck(path="a.json", schema={"const": None, "x": {"y": [None]}}),
+        ReviewCheck(rubric="Is it\nreadable?"),
     ]
 
 
@@ -76,7 +86,10 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"limits": {"max_iterations": 0}}, "limits.max_iterations"),
     ({"limits": {"max_iterations": 1.5}}, "limits.max_iterations"),
     ({"limits": {"max_steps": 3}}, "limits.max_steps"),
-    ({"acceptance": [{"kind": "review"}]}, "acceptance.0"),
+    ({"acceptance": [{"kind": "review"}]}, "acceptance.0.rubric"),
+    ({"acceptance": [{"kind": "review", "rubric": " \n"}]}, "acceptance.0.rubric"),
+    ({"acceptance": [{"kind": "review", "rubric": "x" * 8_001}]}, "acceptance.0.rubric"),
+    ({"acceptance": [{"kind": "review", "rubric": "x", "model": "mine"}]}, "acceptance.0.model"),
     ({"acceptance": [{"kind": "http", "url": "http://localhost:80/"}]}, "acceptance.0.start"),
     *(
         ({"acceptance": [{"kind": "browser", "url": "http://localhost:80/", "steps": steps}]}, field)
@@ -136,10 +149,10 @@ def test_a_bad_field_is_named(fields: dict[str, object], named: str) -> None:
 
 
 def test_an_unsupported_kind_of_check_says_which_are_supported() -> None:
-    found = problems(body(acceptance=[{"kind": "review", "rubric": "x"}]))
+    found = problems(body(acceptance=[{"kind": "vote", "rubric": "x"}]))
     assert found == {
         "acceptance.0": "this kind is not supported; "
-        "supported: command, tests, file, diff, http, browser, json_schema"
+        "supported: command, tests, file, diff, http, browser, json_schema, review"
     }
 
 

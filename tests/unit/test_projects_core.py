@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from libs.contracts.checks import CommandCheck, DiffCheck, Verdict, Verification
+from libs.contracts.checks import CommandCheck, DiffCheck, ReviewCheck, Verdict, Verification
 from libs.contracts.errors import IllegalTransition, InvalidState
 from libs.contracts.featurelist import problems
 from libs.contracts.project_events import (
@@ -125,14 +125,16 @@ def test_a_feature_is_judged_by_all_checks_of_the_project_and_its_own() -> None:
 
 
 def test_what_a_session_changed_is_judged_with_it_and_never_again() -> None:
-    touches = DiffCheck(must_touch=["shop.py"])
-    listed = [FeatureSpec(id=name, title=name, acceptance=[touches, CHECK]) for name in "ab"]
+    touches, review = DiffCheck(must_touch=["shop.py"]), ReviewCheck(rubric="Is it readable?")
+    listed = [FeatureSpec(id=name, title=name, acceptance=[review, touches, CHECK]) for name in "ab"]
     assert problems(listed) == []
-    assert "proved again" in problems([msgspec.structs.replace(listed[0], acceptance=[touches])])[0]
+    assert "proved again" in problems([msgspec.structs.replace(listed[0], acceptance=[touches, review])])[0]
     world = ProjectWorld(spec(*listed, verify=[CHECK, touches]))
     world.settle()
     work_on(world)
-    assert touches in run_of(world.state, world.state.works[0], Limits()).task.acceptance
+    asked = run_of(world.state, world.state.works[0], Limits()).task.acceptance
+    assert touches in asked
+    assert review in asked
     for _ in range(2):
         world.pass_run()
         world.settle()

@@ -325,6 +325,16 @@ def test_the_template_has_the_item_in_its_place() -> None:
     [
         ({"map": {"items": ["a"], "goal": "Read it."}}, "{item}"),
         ({"map": {"items": ["a", "a"], "goal": "Read {item}."}}, "twice"),
+        (
+            {
+                "map": {
+                    "items": ["a"],
+                    "goal": "Read {item}.",
+                    "acceptance": [{"kind": "review", "rubric": "Is it {item}?"}],
+                }
+            },
+            "a review alone proves nothing",
+        ),
         ({"map": {"items": [], "goal": "Read {item}."}}, "items"),
         ({"map": {"items": ["a"], "goal": "Read {item}."}, "init": ["true"]}, "init"),
         ({"concurrency": 17}, "concurrency"),

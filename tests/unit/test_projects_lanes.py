@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.contracts.checks import ReviewCheck
 from libs.contracts.project import ProjectState
 from libs.contracts.project_events import (
     FeatureStateChanged,
@@ -28,7 +29,7 @@ from libs.contracts.workspaces import (
 )
 from services.gateway import projectcommands as commands
 from services.scheduler.projects.sessions import run_of
-from tests.fakes.project_world import ProjectWorld, begun, feature, spec
+from tests.fakes.project_world import CHECK, ProjectWorld, begun, feature, spec
 
 F = FeatureStatus
 
@@ -198,6 +199,16 @@ def test_what_does_not_go_together_goes_back_with_the_evidence_and_its_work(red:
     assert committed(world) == ["a", "b"]
     assert world.state.works[0].kind is SessionKind.FINAL
     assert steps(world, 0)[0] == WORKSPACE_BEGIN, "what a red merge left at home is not what is proved"
+
+
+def test_a_review_is_made_of_the_sessions_own_change_and_not_of_the_merge() -> None:
+    review = ReviewCheck(rubric="Is it readable?")
+    world = begun("a", concurrency=2, verify=[CHECK, review])
+    bring(world, 0, Stage.AGENT)
+    assert review in task(world, 0).acceptance
+    bring(world, 0, Stage.MERGE)
+    assert CHECK in task(world, 0).acceptance
+    assert review not in task(world, 0).acceptance
 
 
 def test_what_holds_only_in_its_lane_is_not_committed() -> None:

@@ -21,6 +21,7 @@ from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
 from services.scheduler.settings import SchedulerSettings
 from services.toolhost.settings import ToolhostSettings
+from services.verifier.settings import VerifierSettings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -95,7 +96,8 @@ def test_every_setting_is_documented_and_known_to_all_services() -> None:
     told = set(
         re.findall(r"`([A-Z][A-Z0-9_]+)`", (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8"))
     )
-    kinds = (GatewaySettings, SchedulerSettings, ExecutorSettings, ToolhostSettings, Reserved)
+    services = (GatewaySettings, SchedulerSettings, ExecutorSettings, ToolhostSettings, VerifierSettings)
+    kinds = (*services, Reserved)
     read = {name for kind in kinds for name in aliases(kind)}
     # All services share one environment: a name that one reads must not keep another from starting.
     assert {name for name in read if name.startswith("PERDURE_")} <= KNOWN_NAMES
@@ -145,3 +147,49 @@ def test_a_key_in_dotenv_is_left_there_and_read_anew_unless_the_environment_says
         check=True,
     )
     assert json.loads(looked.stdout) == seen
+
+
+_REPLACED = """
+import json, pathlib
+from services.verifier.settings import VerifierSettings
+settings = VerifierSettings.load("verifier")
+before, redaction = settings.access(), settings.redaction
+pathlib.Path(".env").write_text("OPENAI_API_KEY=the-second-key")
+after = settings.access()
+pathlib.Path(".env").write_text("no variable")
+print(json.dumps([before.key, after.key, settings.access().key, redaction.text("the-first-key the-second-key"), repr(after)]))
+"""
+
+
+def test_a_verifier_asks_with_the_key_as_it_is_now_and_shows_none_that_was(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("OPENAI_API_KEY=the-first-key")
+    looked = subprocess.run(
+        [sys.executable, "-c", _REPLACED],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "MODEL_ID": "m"},
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(looked.stdout) == [
+        "the-first-key",
+        "the-second-key",
+        "the-second-key",
+        "[redacted] [redacted]",
+        "Access(model='m')",
+    ]
+
+
+@pytest.mark.parametrize(
+    "environment,model",
+    [
+        ({}, None),
+        ({"OPENAI_API_KEY": "a-key-of-mine"}, None),
+        ({"MODEL_ID": "m"}, None),
+        ({"DASHSCOPE_API_KEY": "a-key-of-mine", "MODEL_ID": "m"}, "m"),
+        ({"OPENAI_API_KEY": "a-key-of-mine", "MODEL_ID": "m", "PERDURE_REVIEW_MODEL": "judge"}, "judge"),
+        ({"OPENAI_API_KEY": "a-key-of-mine", "PERDURE_REVIEW_MODEL": "judge"}, "judge"),
+    ],
+)
+def test_a_judge_needs_a_key_and_a_model(environment: dict[str, str], model: str | None) -> None:
+    access = VerifierSettings.load("verifier", environment).access()
+    assert (access.model if access is not None else None) == model

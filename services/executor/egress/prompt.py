@@ -18,6 +18,7 @@ from libs.contracts.checks import (
     FileCheck,
     HttpCheck,
     JsonSchemaCheck,
+    ReviewCheck,
     TestsCheck,
 )
 from libs.contracts.tasks import TaskSpec
@@ -170,6 +171,8 @@ def shown(check: Check) -> str:
             line = f"in a browser at {url}: {', '.join(named)}"
         case JsonSchemaCheck(path=path, schema=schema):
             line = f"the file {path} holds JSON that fits the schema {msgspec.json.encode(schema).decode()}"
+        case ReviewCheck(rubric=rubric):
+            line = f"another model reviews the change: {rubric}"
         case _:
             assert_never(check)
     return one_line(line, _CHECK_CHARS_MAX)

@@ -6,7 +6,7 @@ the project or to a feature, in whichever process the errand was asked for, and 
 
 from collections.abc import Sequence
 
-from libs.contracts.checks import Check, DiffCheck
+from libs.contracts.checks import Check, DiffCheck, ReviewCheck
 from libs.contracts.project import ProjectState, Work
 from libs.contracts.sessions import SessionKind
 
@@ -34,7 +34,7 @@ def proofs(state: ProjectState, work: Work) -> dict[str, slice]:
 
 def proved_again(checks: Sequence[Check]) -> list[Check]:
     """The checks that say something of what others have changed since: what one session changed is judged once, with it."""
-    return [check for check in checks if not isinstance(check, DiffCheck)]
+    return [check for check in checks if not isinstance(check, DiffCheck | ReviewCheck)]
 
 
 def _own(state: ProjectState, work: Work) -> list[Check]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from libs.contracts.checks import Check
+from libs.contracts.checks import Check, ReviewCheck
 from libs.contracts.progress import FEATURES_FILE, PROGRESS_FILE, features_text, progress_text
 from libs.contracts.project import Feature, ProjectState, Work
 from libs.contracts.projects import FEATURES_MIN, INIT_TIMEOUT_S, FeatureStatus
@@ -100,11 +100,13 @@ def _acceptance(state: ProjectState, work: Work) -> list[Check]:
 
 
 def _together(state: ProjectState, work: Work) -> list[Check]:
-    """What proves the session's feature beside those that were committed since it began."""
+    """What proves the session's feature beside those that were committed since it began. Reviews were made of the session's own
+    change and answer."""
+    own = [check for check in _acceptance(state, work) if not isinstance(check, ReviewCheck)]
     others = [
         check for feature in committed_since(state, work) for check in proved_again(feature.spec.acceptance)
     ]
-    return [*_acceptance(state, work), *others]
+    return [*own, *others]
 
 
 def _errand(state: ProjectState, work: Work, what: str, steps: list[Errand]) -> TaskSpec:
