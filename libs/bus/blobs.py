@@ -1,7 +1,8 @@
 """Object stores by their wire form (ADR-20): bytes of any size under a name.
 
 Invariant: a name points only to bytes that are stored completely; what is read is compared with the digest that was
-written with it.
+written with it. Each chunk of a writer, and the name, is stored only behind the chunk before: whoever lost one to the sweep,
+having stood still for longer than a day, stores all of them anew.
 """
 
 import asyncio
@@ -15,15 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from libs.bus.jetstream import EXPECTED_LAST, MESSAGE_ID, Ack, JetStream, Refused, Stored
+from libs.bus.jetstream import EXPECTED_LAST, EXPECTED_OF, MESSAGE_ID, Ack, JetStream, Refused, Stored
 from libs.bus.listing import subjects_of
 from libs.contracts.clock import parse_rfc3339, rfc3339
-from libs.contracts.errors import BusUnavailable
+from libs.contracts.errors import UNREADABLE, BusUnavailable
 
 # ADR-20's own size: small enough to share a connection with records.
 CHUNK_BYTES = 128 * 1024
 # As many store the same bytes at once as runs begin at once; whoever loses this often stores them anew.
 RENEWALS_MAX = 100
+# Whoever stood still for so long that the sweep took what it had stored begins anew; twice in a row is no accident.
+UPLOADS_MAX = 3
 _ROLLUP = "Nats-Rollup"
 
 _log = logging.getLogger("perdure.bus")
@@ -82,19 +85,41 @@ class ServerBlobs:
                 return
             # Somebody removed or renewed it this moment.
             former, at = await self._former(name)
-        nuid = self._js.clock.entropy(12).hex()
-        for number in range(meta.chunks):
-            chunk = await asyncio.to_thread(file.read, CHUNK_BYTES)
-            await self._publish(f"$O.{self._store}.C.{nuid}", chunk, {MESSAGE_ID: f"{nuid}.{number}"})
-        await self._named(meta, nuid, None)
+        for _ in range(UPLOADS_MAX):
+            if await self._uploaded(meta, file):
+                break
+            await asyncio.to_thread(file.seek, 0)
+        else:
+            raise BusUnavailable(
+                f"object {name} of {self._store} could not be stored: somebody else removes its chunks",
+                retry_after_s=1,
+            )
         if former is not None and former.nuid:
             await self._purge(former.nuid)
 
-    async def _named(self, meta: _Meta, nuid: str, expected: int | None) -> bool:
-        """Let a name point to these bytes; with `expected` only if its newest description is that one. Whether it does."""
-        headers = {MESSAGE_ID: self._js.clock.entropy(12).hex(), _ROLLUP: "sub"}
-        if expected is not None:
-            headers[EXPECTED_LAST] = str(expected)
+    async def _uploaded(self, meta: _Meta, file: BufferedIOBase) -> bool:
+        """Store the bytes and let the name point to them; whether nobody removed any meanwhile."""
+        nuid, last = self._js.clock.entropy(12).hex(), 0
+        subject = self._chunk_subject(nuid)
+        for number in range(meta.chunks):
+            chunk = await asyncio.to_thread(file.read, CHUNK_BYTES)
+            headers = {MESSAGE_ID: f"{nuid}.{number}", EXPECTED_LAST: str(last)}
+            ack = await self._published(subject, chunk, headers)
+            if ack is None:
+                return False
+            last = ack.sequence
+        return await self._named(meta, nuid, last, subject)
+
+    async def _named(self, meta: _Meta, nuid: str, expected: int, of: str | None = None) -> bool:
+        """Let a name point to these bytes, only if its newest description is `expected`, or, with `of`, the newest message there
+        is. Whether it does."""
+        headers = {
+            MESSAGE_ID: self._js.clock.entropy(12).hex(),
+            EXPECTED_LAST: str(expected),
+            _ROLLUP: "sub",
+        }
+        if of is not None:
+            headers[EXPECTED_OF] = of
         body = msgspec.json.encode(msgspec.structs.replace(meta, nuid=nuid))
         return await self._published(self._meta_subject(meta.name), body, headers) is not None
 
@@ -157,6 +182,51 @@ class ServerBlobs:
             await self._purge(meta.nuid)
         return True
 
+    async def remove_unnamed(self, before: datetime, most: int) -> int:
+        known = f"$O.{self._store}.C."
+        stored = await subjects_of(self._js, self._stream, f"{known}>")
+        unnamed = {subject.removeprefix(known) for subject in stored}
+        # Any replica's word spares most of them the questions to the leader; what it says of none is no answer.
+        await self._without_named(unnamed, by_leader=False)
+        old: dict[str, int] = {}
+        for nuid in sorted(unnamed):
+            newest = await self._js.last(self._stream, self._chunk_subject(nuid))
+            if newest is not None and parse_rfc3339(newest.at) < before:
+                old[nuid] = newest.sequence
+            if len(old) == most:
+                break
+        unnamed = set(old)
+        await self._without_named(unnamed, by_leader=True)
+        # A writer that comes back after so long finds another message behind its last one, and begins anew. So what is not
+        # named now never is. Where it was named in between, an empty chunk more is nothing.
+        marked = {nuid for nuid in unnamed if await self._marked(nuid, old[nuid])}
+        await self._without_named(marked, by_leader=True)
+        for nuid in marked:
+            await self._purge(nuid)
+        return len(marked)
+
+    async def _marked(self, nuid: str, last: int) -> bool:
+        headers = {MESSAGE_ID: self._js.clock.entropy(12).hex(), EXPECTED_LAST: str(last)}
+        return await self._published(self._chunk_subject(nuid), b"", headers) is not None
+
+    async def _without_named(self, nuids: set[str], *, by_leader: bool) -> None:
+        """Take those out that a name points to. In the order of the stream, where a name that is renewed meanwhile comes again:
+        none is missed. Raises `Unavailable`."""
+        subject, position = f"$O.{self._store}.M.>", 1
+        while nuids:
+            if by_leader:
+                one = await self._js.next(self._stream, subject, position)
+                page = [one] if one is not None else []
+            else:
+                page = await self._page(subject, position)
+            if not page:
+                return
+            try:
+                nuids.difference_update(_decode(stored.body).nuid for stored in page)
+            except UNREADABLE as error:
+                raise BusUnavailable(f"a description in {self._store} cannot be read: {error}") from error
+            position = page[-1].sequence + 1
+
     async def _purge_subject(self, subject: str, up_to: int | None = None) -> None:
         query = {"filter": subject} if up_to is None else {"filter": subject, "seq": up_to}
         try:
@@ -172,11 +242,11 @@ class ServerBlobs:
         stored = await self._js.last(self._stream, self._meta_subject(name))
         if stored is None:
             return None, 0
-        return msgspec.json.decode(stored.body, type=_Meta), stored.sequence
+        return _decode(stored.body), stored.sequence
 
     async def _chunks(self, meta: _Meta) -> AsyncIterator[bytes]:
         """All chunks, from any replica, and from the leader where a replica lags."""
-        subject = f"$O.{self._store}.C.{meta.nuid}"
+        subject = self._chunk_subject(meta.nuid)
         found, position = 0, 1
         while found < meta.chunks:
             page = await self._page(subject, position)
@@ -195,9 +265,6 @@ class ServerBlobs:
         except Refused as refused:
             raise refused.translated() from refused
 
-    async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
-        await self._published(subject, body, headers)
-
     async def _published(self, subject: str, body: bytes, headers: dict[str, str]) -> Ack | None:
         """`None` when the expected message is not the newest any more."""
         try:
@@ -210,15 +277,20 @@ class ServerBlobs:
     async def _purge(self, nuid: str) -> None:
         try:
             await self._js.api_patiently(
-                f"STREAM.PURGE.{self._stream}", {"filter": f"$O.{self._store}.C.{nuid}"}
+                f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)}
             )
         except (Refused, BusUnavailable) as error:
-            # Chunks that nothing points to cost space only, and so do those of a writer that was killed; nobody looks for
-            # them.
+            # Chunks that nothing points to cost space only; the sweep finds them.
             _log.info("bus.chunks_left", extra={"fields": {"nuid": nuid, "error": error.message}})
+
+    def _chunk_subject(self, nuid: str) -> str:
+        return f"$O.{self._store}.C.{nuid}"
 
     def _meta_subject(self, name: str) -> str:
         return f"$O.{self._store}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+
+_decode = msgspec.json.Decoder(_Meta).decode
 
 
 def _measured(file: BufferedIOBase) -> tuple[int, str]:

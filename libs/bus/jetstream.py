@@ -44,6 +44,8 @@ MULTI_SUBJECTS_MAX = 500
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+# Of which subject that is, where it is not the message's own.
+EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
 
@@ -109,12 +111,13 @@ class Ack(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A message of a stream as it was read."""
+    """A message of a stream as it was read; `at`, when the server stored it, where the leader answered."""
 
     subject: str
     sequence: int
     headers: dict[str, str]
     body: bytes
+    at: str = ""
 
 
 def is_gone(stored: Stored) -> bool:
@@ -151,6 +154,7 @@ class _Message(msgspec.Struct):
     seq: int
     hdrs: str = ""
     data: str = ""
+    time: str = ""
 
 
 class _Got(msgspec.Struct):
@@ -293,7 +297,7 @@ class JetStream:
             if got.message is not None:
                 found = got.message
                 headers = parse_headers(base64.b64decode(found.hdrs)) if found.hdrs else {}
-                return Stored(found.subject, found.seq, headers, base64.b64decode(found.data))
+                return Stored(found.subject, found.seq, headers, base64.b64decode(found.data), found.time)
             error = got.error or _Error()
             if error.err_code == NO_MESSAGE:
                 return None

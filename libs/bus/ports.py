@@ -108,7 +108,6 @@ class Log(Protocol):
 
     async def purge(self, key: LogKey, up_to: int) -> None:
         """Remove a whole prefix below stream sequence `up_to` (a tombstone's). Only for deletion."""
-        ...
 
 
 class Outcome(NamedTuple):
@@ -152,7 +151,6 @@ class Queue(Protocol):
 
     async def publish(self, subject: str, body: bytes, *, message_id: str | None = None) -> None:
         """Store a message. An equal `message_id` within the stream's window is stored once."""
-        ...
 
     async def consume(
         self,
@@ -167,19 +165,15 @@ class Queue(Protocol):
         `ready` is awaited before each pull (an executor waits there for a free slot). Cancelling waits for nothing:
         unacked messages come again.
         """
-        ...
 
     async def prepare(self, spec: ConsumerSpec) -> None:
         """Make the consumer if it is missing, so that it gets what is stored from now on. Raises `Unavailable`."""
-        ...
 
     async def dead_letter(self, subject: str, delivery: Delivery, reason: str) -> None:
         """Keep a message that nobody could handle, with its reason, under `subject` (`Subjects.dead/rejected`)."""
-        ...
 
     async def remove_consumer(self, spec: ConsumerSpec) -> None:
         """Remove a consumer and what waits for it on its subject; quiet when there is none."""
-        ...
 
 
 class Timers(Protocol):
@@ -188,11 +182,9 @@ class Timers(Protocol):
 
     async def arm(self, key: LogKey, sequence: int, due_at: datetime) -> None:
         """Have the timer fire at `due_at` (aware), at once when that is past; replaces the one for the same event."""
-        ...
 
     async def cancel(self, run_id: str, sequence: int) -> None:
         """Take it back; quiet when there is none. One that has fired stays fired."""
-        ...
 
     async def standing(self) -> set[tuple[str, int]]:
         """Run and sequence of all timers that are set, or fired and not yet handled."""
@@ -250,7 +242,6 @@ class Bucket(Protocol):
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
         """Remove; with a `revision` only if that is the newest. Raises `AppendConflict`."""
-        ...
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """All live values whose key begins with `prefix` (a whole token and a dot, or empty)."""
@@ -278,7 +269,6 @@ class Blobs(Protocol):
 
     async def put_file(self, name: str, path: Path) -> None:
         """The same for what is too large to be held; the file stands still meanwhile."""
-        ...
 
     async def get_file(self, name: str, path: Path) -> bool:
         """Write the bytes into a file; whether there are any. What was written is of no use if this raises."""
@@ -293,6 +283,10 @@ class Blobs(Protocol):
 
     async def remove_older(self, name: str, before: datetime) -> bool:
         """The same, unless it was stored, or stored again, since then, also in this very moment; whether it was removed."""
+        ...
+
+    async def remove_unnamed(self, before: datetime, most: int) -> int:
+        """Remove what writers (so many at most) left without a name and added nothing to since then; of how many it was."""
         ...
 
 
@@ -347,7 +341,6 @@ class Bus(Counted, Protocol):
 
     async def ensure_topology(self) -> None:
         """Create or verify all that the deployment needs; idempotent. Raises `ConfigurationError`."""
-        ...
 
     def connected(self) -> bool: ...
 
@@ -357,7 +350,6 @@ class Bus(Counted, Protocol):
 
     def set_writer(self, boot: str, version: str) -> None:
         """Who writes, for the header of every record from now on."""
-        ...
 
 
 class Replica(NamedTuple):

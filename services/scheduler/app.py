@@ -206,7 +206,9 @@ def _beside(
     """What the leader does that no run waits for."""
     bus, clock, settings = chassis.bus, chassis.clock, chassis.settings
     yield Webhooks(bus, clock, settings.webhook_allow).run(leadership)
-    yield OldBlobs(bus.log, bus.store("blobs"), clock, shards=SHARDS, pace=Pace()).run(leadership)
+    others = (bus.store("workspaces"),)
+    blobs = OldBlobs(bus.log, bus.store("blobs"), clock, shards=SHARDS, pace=Pace(), others=others)
+    yield blobs.run(leadership)
     if settings.retention_days is not None:
         keeping = Keeping(settings.retention_days, settings.export_folder)
         yield Retention(bus, chassis.runs, projects_of(bus, clock), clock, keeping).run(leadership)

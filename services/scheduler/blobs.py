@@ -1,5 +1,5 @@
 """Blobs that nobody names any more: the large strings of deleted runs, what was stored for records that lost the fence, and
-checkpoints of logs that are gone.
+checkpoints of logs that are gone; in all object stores what a writer stored that was killed before it gave the bytes a name.
 
 Invariant: an object goes only when no record of any log, as the leader has them, named it in a whole pass, and when it was not stored again for
 `kept_s`: whoever writes a record that names one stores it first, which renews an old one. A pass that is cut short removes
@@ -25,6 +25,9 @@ _NAMED = re.compile(rb'"([0-9a-f]{32,128})"')
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")
 _CHECKPOINT = "checkpoint-"
 
+# Killed writers that one pass cleans up behind in each store: some round trips each.
+WRITERS_PER_PASS = 1_000
+
 _log = get_logger("blobs")
 
 
@@ -41,8 +44,11 @@ class Pace(NamedTuple):
 class OldBlobs:
     """Removes them, while its process leads."""
 
-    def __init__(self, log: Log, store: Blobs, clock: Clock, *, shards: int, pace: Pace) -> None:
-        self._log, self._store, self._clock = log, store, clock
+    def __init__(
+        self, log: Log, store: Blobs, clock: Clock, *, shards: int, pace: Pace, others: tuple[Blobs, ...] = ()
+    ) -> None:
+        """`others` are stores whose names are somebody else's to remove."""
+        self._log, self._store, self._clock, self._others = log, store, clock, others
         self._shards, self._pace = shards, pace
 
     async def run(self, leadership: Leadership) -> None:
@@ -78,6 +84,9 @@ class OldBlobs:
         removed = [name for name in old if await self._store.remove_older(name, before)]
         if removed:
             _log.info("blobs.removed", objects=len(removed))
+        for store in (self._store, *self._others):
+            if writers := await store.remove_unnamed(before, WRITERS_PER_PASS):
+                _log.info("blobs.chunks_removed", writers=writers)
         return True
 
     async def _is_gone(self, log_id: str) -> bool:

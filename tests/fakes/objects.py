@@ -45,3 +45,7 @@ class Objects(Blobs):
     async def remove_older(self, name: str, before: datetime) -> bool:
         del before
         return self.objects.pop(name, None) is not None
+
+    async def remove_unnamed(self, before: datetime, most: int) -> int:
+        del before, most
+        return 0

@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and its server that loses what a test tells it to lose."""
+"""A TCP proxy between a client and its server that loses, or keeps back, what a test tells it to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 class Proxy:
     """Passes bytes on. While `mute`, what the server sends is thrown away; what the client sends still arrives. Once it is
-    `deafened`, nothing is read any more on the connections that there are."""
+    `deafened`, nothing is read any more on the connections that there are. What the client sends from `held` on, once that
+    comes, is kept back until `goes_on`; `holds` tells that it came."""
 
     def __init__(self, url: str) -> None:
         target = urlsplit(url.split(",", maxsplit=1)[0])
@@ -25,6 +26,8 @@ class Proxy:
         # Bytes that were thrown away so far.
         self.lost = 0
         self.connections = 0
+        self.held: bytes | None = None
+        self.holds, self.goes_on = asyncio.Event(), asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -36,6 +39,7 @@ class Proxy:
 
     async def stop(self) -> None:
         self._stopped.set()
+        self.goes_on.set()
         self.cut()
         if self._server is not None:
             self._server.close()
@@ -84,6 +88,9 @@ class Proxy:
                 if reader not in self._hearing:
                     await self._stopped.wait()
                     break
+                if not from_server and self.held is not None and self.held in data:
+                    self.holds.set()
+                    await self.goes_on.wait()
                 writer.write(data)
                 await writer.drain()
         except OSError:
