@@ -57,17 +57,18 @@ class Launchpad:
 
     async def close(self) -> None:
         """End the process, which waits for launchers that are about to end. Those are not touched. May be called twice."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        if self._process is not None:
+        # First nobody uses it any more: while its end is waited for, another launch may begin the next one.
+        channel, self._channel = self._channel, None
+        process, self._process = self._process, None
+        if channel is not None:
+            channel.close()
+        if process is not None:
             try:
                 async with asyncio.timeout(_LAST_LAUNCHERS_S):
-                    await self._process.wait()
+                    await process.wait()
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
-            self._process = None
+                process.kill()
+                await process.wait()
 
     async def _send(self, group: Group, fds: list[int]) -> None:
         message = os.fsencode("\0".join(group.doors))

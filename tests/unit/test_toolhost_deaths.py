@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from services.toolhost.cgroups import Group
+from services.toolhost.launchpad import Launchpad
 from services.toolhost.marks import kill_group, kill_marked, marked
 from services.toolhost.proc import descendants, start_time
 from tests.fakes.waiting import until
@@ -79,6 +81,23 @@ async def test_a_killed_launchpad_takes_no_command_along_and_the_next_one_gets_a
                 os.kill(pid, signal.SIGKILL)
         assert (await running).output == "well\n"
     await until(lambda: not children(), "no child of this process is left")
+
+
+async def test_a_launch_while_a_launchpad_ends_has_one_that_stays() -> None:
+    others = set(children_of(os.getpid()))
+    pad = Launchpad()
+    first = await pad.launch(Group(()))
+    await first.started()
+    # It waits for its launchers, of which there is one.
+    _, second = await asyncio.gather(pad.close(), pad.launch(Group(())))
+    third = await pad.launch(Group(()))
+    for launched in (second, third):
+        await launched.started()
+    assert len(set(children_of(os.getpid())) - others) == 1
+    for launched in (first, second, third):
+        await launched.close()
+    await pad.close()
+    assert set(children_of(os.getpid())) == others
 
 
 async def test_a_recorded_group_is_killed_only_if_it_is_still_the_same(tmp_path: Path) -> None:
