@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from deploy.dev.nats_server import NatsServer
-from libs.bus.ports import Bus
+from libs.bus.ports import Bucket, Bus
 from libs.chassis.clock import SystemClock
 from libs.contracts.run import RunStatus
 from libs.contracts.subjects import leader_key
@@ -46,12 +46,7 @@ async def test_a_drained_leader_is_replaced_without_waiting_for_its_lease(place:
 
 async def test_who_lets_go_of_the_lead_late_leaves_it_to_who_has_it_by_then(bus: Bus) -> None:
     leases, group = bus.bucket("leases"), 7
-    led = asyncio.Event()
-    one = Leadership(leases, SystemClock(), boot="bone", group=group, ttl_s=300.0, gained=led.set)
-    campaign = asyncio.create_task(one.campaign())
-    await led.wait()
-    campaign.cancel()
-    await asyncio.wait({campaign})
+    one = await _cut_off(leases, group)
     await leases.put(leader_key(group), b"btwo")
     await one.release()
     entry = await leases.get(leader_key(group))
@@ -61,12 +56,7 @@ async def test_who_lets_go_of_the_lead_late_leaves_it_to_who_has_it_by_then(bus:
 
 async def test_a_leader_whose_last_renewal_was_cut_off_lets_go_all_the_same(bus: Bus) -> None:
     leases, group = bus.bucket("leases"), 8
-    led = asyncio.Event()
-    one = Leadership(leases, SystemClock(), boot="bone", group=group, ttl_s=300.0, gained=led.set)
-    campaign = asyncio.create_task(one.campaign())
-    await led.wait()
-    campaign.cancel()
-    await asyncio.wait({campaign})
+    one = await _cut_off(leases, group)
     # What it sent last, and did not hear of.
     await leases.put(leader_key(group), b"bone")
     await one.release()
@@ -105,3 +95,14 @@ async def test_the_lead_is_taken_again_when_its_key_is_deleted(place: Deployment
         run = await place.create()
         await place.until_status(run, RunStatus.RUNNING)
         await until(lambda: one.leads, "it leads again")
+
+
+async def _cut_off(leases: Bucket, group: int) -> Leadership:
+    """One that leads as `bone`, and whose campaign was cancelled."""
+    led = asyncio.Event()
+    one = Leadership(leases, SystemClock(), boot="bone", group=group, ttl_s=300.0, gained=led.set)
+    campaign = asyncio.create_task(one.campaign())
+    await led.wait()
+    campaign.cancel()
+    await asyncio.wait({campaign})
+    return one
