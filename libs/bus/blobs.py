@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from libs.bus.jetstream import EXPECTED_LAST, EXPECTED_OF, MESSAGE_ID, Ack, JetStream, Refused, Stored
+from libs.bus.jetstream import Ack, JetStream, Refused, Stored
 from libs.bus.listing import subjects_of
 from libs.contracts.clock import parse_rfc3339, rfc3339
+from libs.contracts.envelope import EXPECTED_LAST, EXPECTED_LAST_FILTER, MESSAGE_ID
 from libs.contracts.errors import UNREADABLE, BusUnavailable
 
 # ADR-20's own size: small enough to share a connection with records.
@@ -119,7 +120,7 @@ class ServerBlobs:
             _ROLLUP: "sub",
         }
         if of is not None:
-            headers[EXPECTED_OF] = of
+            headers[EXPECTED_LAST_FILTER] = of
         body = msgspec.json.encode(msgspec.structs.replace(meta, nuid=nuid))
         return await self._published(self._meta_subject(meta.name), body, headers) is not None
 

@@ -17,10 +17,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from libs.bus.counts import Count
 from libs.bus.handling import handled, held
-from libs.bus.jetstream import MESSAGE_ID, NO_CONSUMER, NO_STREAM, JetStream, Refused
+from libs.bus.jetstream import NO_CONSUMER, NO_STREAM, JetStream, Refused
 from libs.bus.ports import Delivery, Handler, Outcome
 from libs.bus.pull import Position, Pulls
 from libs.bus.topology import consumer_config
+from libs.contracts.envelope import MESSAGE_ID
 from libs.contracts.errors import BusUnavailable
 from libs.contracts.streams import ConsumerSpec
 from libs.contracts.subjects import Subjects

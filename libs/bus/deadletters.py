@@ -7,9 +7,10 @@ both and loses neither.
 import msgspec
 
 from libs.bus.consumer import ORIGIN, REASON
-from libs.bus.jetstream import MESSAGE_ID, NO_STREAM, JetStream, Refused, Stored
+from libs.bus.jetstream import NO_STREAM, JetStream, Refused, Stored
 from libs.bus.ports import DeadLetter, Letters
 from libs.contracts.clock import parse_rfc3339, rfc3339
+from libs.contracts.envelope import MESSAGE_ID
 from libs.contracts.errors import InvalidState, NotFound
 from libs.contracts.subjects import Subjects
 

@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 from nats.aio.msg import Msg
 
 from libs.bus.history import History
-from libs.bus.jetstream import EXPECTED_LAST, Stored
+from libs.bus.jetstream import Stored
 from libs.bus.link import Link
 from libs.bus.ports import LogKey
 from libs.contracts.clock import Clock
-from libs.contracts.envelope import Record
+from libs.contracts.envelope import EXPECTED_LAST, Record
 from libs.contracts.errors import BusUnavailable, PerdureError, UnreadableRecord
 from libs.contracts.ids import shard_of
 from libs.contracts.subjects import Subjects

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from libs.bus.jetstream import (
-    EXPECTED_LAST,
-    MESSAGE_ID,
     MULTI_SUBJECTS_MAX,
     PAGE_BYTES,
     PAGE_MESSAGES,
@@ -21,7 +19,7 @@ from libs.bus.jetstream import (
     Stored,
 )
 from libs.bus.ports import Blobs, Delivery, LogKey
-from libs.contracts.envelope import Record, parse_header
+from libs.contracts.envelope import EXPECTED_LAST, MESSAGE_ID, Record, parse_header
 from libs.contracts.errors import UnreadableRecord
 from libs.contracts.ids import shard_of
 from libs.contracts.offload import digests, put_back

@@ -42,10 +42,6 @@ PAGE_BYTES = 4 * 1024 * 1024
 # The server refuses a multi-subject read that has more than 1,024 answers.
 MULTI_SUBJECTS_MAX = 500
 
-MESSAGE_ID = "Nats-Msg-Id"
-EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
-# Of which subject that is, where it is not the message's own.
-EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 OPERATION = "KV-Operation"
 _MARKER = "Nats-Marker-Reason"
 

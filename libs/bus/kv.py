@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from libs.bus.jetstream import (
-    EXPECTED_LAST,
-    MESSAGE_ID,
     MULTI_SUBJECTS_MAX,
     NO_STREAM,
     OPERATION,
@@ -24,6 +22,7 @@ from libs.bus.jetstream import (
 )
 from libs.bus.ports import Entry
 from libs.bus.watch import Listing, Watch
+from libs.contracts.envelope import EXPECTED_LAST, MESSAGE_ID
 from libs.contracts.errors import AppendConflict, BusUnavailable, NobodyThere
 from libs.contracts.streams import BucketSpec
 

@@ -9,9 +9,10 @@ from datetime import datetime
 
 import msgspec
 
-from libs.bus.jetstream import MESSAGE_ID, NO_STREAM, JetStream, Refused
+from libs.bus.jetstream import NO_STREAM, JetStream, Refused
 from libs.bus.ports import LogKey
 from libs.contracts.clock import rfc3339
+from libs.contracts.envelope import MESSAGE_ID
 from libs.contracts.subjects import Subjects
 from libs.contracts.tasks import Timer
 
